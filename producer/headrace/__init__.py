@@ -1,0 +1,1 @@
+"""Headrace: push prompts to Redis Streams, read tokens back exactly once."""

@@ -1,0 +1,109 @@
+"""Every Redis key name, and nowhere else.
+
+All keys of a queue share one hash tag, so a queue lives in one shard of a cluster and one function
+call may touch all of them. ``functions.lua`` builds the same names from the base key; a test holds
+the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headrace.errors import ConfigurationError, InvalidRequest
+
+GROUP = "workers"
+"""Consumer group on every lane."""
+
+LANES = 10
+"""Number of priorities: 0 soonest … 9."""
+
+MAX_NAME_LENGTH = 64
+MAX_REQUEST_ID_LENGTH = 160
+
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:@/+=-]{{1,{MAX_REQUEST_ID_LENGTH}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The key names of one queue."""
+
+    queue: str  # [A-Za-z0-9._-], at most 64 characters
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.queue):
+            raise ConfigurationError(f"queue name {self.queue!r} does not match {_NAME.pattern}")
+
+    @property
+    def base(self) -> str:
+        """Hash tag that all keys of the queue begin with; the KEYS[1] of every function."""
+        return f"{{{self.queue}}}"
+
+    def lane(self, lane: int, tenant: str) -> str:
+        """Stream: one entry per queued request of a tenant at a priority."""
+        return f"{self.base}:in:{lane}:{tenant}"
+
+    def request(self, tenant: str, request_id: str) -> str:
+        """Hash: state, payload, epoch, offset, owner, strikes of one request."""
+        return f"{self.base}:req:{tenant}:{request_id}"
+
+    def token_log(self, tenant: str, request_id: str) -> str:
+        """Stream: the chunks of one request, ``<end offset>-0``, and its end, ``<n>-1``."""
+        return f"{self.base}:out:{tenant}:{request_id}"
+
+    def served(self, lane: int) -> str:
+        """Sorted set: tenants with work in a lane, scored by tokens served."""
+        return f"{self.base}:served:{lane}"
+
+    @property
+    def stats(self) -> str:
+        """Hash: true counts of the queue."""
+        return f"{self.base}:stats"
+
+    def worker(self, worker_id: str) -> str:
+        """Hash with TTL: heartbeat, last claim nonce and its answer."""
+        return f"{self.base}:worker:{worker_id}"
+
+    @property
+    def workers(self) -> str:
+        """Sorted set: worker ids by last heartbeat, in milliseconds of Redis's clock."""
+        return f"{self.base}:workers"
+
+    @property
+    def sweep(self) -> str:
+        """String with TTL: who reaps now, and where it goes on."""
+        return f"{self.base}:sweep"
+
+    @property
+    def wake(self) -> str:
+        """Stream of one entry: what idle workers block on."""
+        return f"{self.base}:wake"
+
+    @property
+    def control(self) -> str:
+        """Channel of hints to workers: cancel."""
+        return f"{self.base}:ctl"
+
+    def hint(self, client_id: str) -> str:
+        """Channel of hints to a client: new tokens."""
+        return f"{self.base}:hint:{client_id}"
+
+    @property
+    def dead(self) -> str:
+        """Stream: dead letters."""
+        return f"{self.base}:dead"
+
+
+def check_tenant(tenant: str) -> str:
+    """Return the tenant, or raise InvalidRequest that names it."""
+    if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
+        raise InvalidRequest(f"tenant {tenant!r} does not match {_NAME.pattern}")
+    return tenant
+
+
+def check_request_id(request_id: str) -> str:
+    """Return the request id, or raise InvalidRequest that names it."""
+    if not isinstance(request_id, str) or not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest(f"request_id {request_id!r} does not match {_REQUEST_ID.pattern}")
+    return request_id

@@ -1,0 +1,174 @@
+"""How the next token is chosen: every option, its range, and the check that names what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.errors import InvalidRequest
+
+DEFAULT_MAX_TOKENS = 256
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_SEED = 2**64 - 1
+MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling options, validated when they are made.
+
+    Semantics and order are those of vLLM and the OpenAI API: logit bias, penalties, min-tokens
+    mask, temperature, top-k, top-p, min-p. Raises InvalidRequest that names the option and value.
+    """
+
+    max_tokens: int | None = DEFAULT_MAX_TOKENS  # >= 1; None: until the context is full
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_p: float = 1.0  # [0, 1]; 0 is greedy
+    top_k: int = 0  # >= 0; 0 keeps all
+    min_p: float = 0.0  # [0, 1]
+    stop: tuple[
+        str, ...
+    ] = ()  # the output ends before the first of these; a lone string is taken too
+    stop_token_ids: tuple[int, ...] = ()  # the output ends at the first of these
+    seed: int | None = None  # unsigned 64 bit; None: derived from the request id
+    n: int = 1  # answers to one prompt
+    logprobs: int | None = None  # 0..20 most likely tokens beside the sampled one
+    presence_penalty: float = 0.0  # [-2, 2], over output
+    frequency_penalty: float = 0.0  # [-2, 2], over output
+    repetition_penalty: float = 1.0  # (0, 10], over prompt and output
+    logit_bias: Mapping[int, float] | None = None  # token id → [-100, 100]
+    min_tokens: int = 0  # no stop of any kind before this many
+    ignore_eos: bool = False  # go on past end of sequence
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _check(self)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as plain msgpack types."""
+        return {
+            f.name: _plain(getattr(self, f.name))
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
+
+    @classmethod
+    def from_wire(cls, options: object) -> SamplingParams:
+        """Build from untrusted data; unknown options are refused by name."""
+        if not isinstance(options, Mapping):
+            raise InvalidRequest(f"sampling options must be a map, not {type(options).__name__}")
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise InvalidRequest(f"unknown sampling option {name!r}")
+        return cls(**options)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _normalise(params: SamplingParams) -> None:
+    """Accept the spellings that the OpenAI API accepts: a lone stop string, lists, string keys."""
+    stop = params.stop
+    if stop is None:
+        _set(params, "stop", ())
+    elif isinstance(stop, str):
+        _set(params, "stop", (stop,))
+    elif isinstance(stop, list):
+        _set(params, "stop", tuple(stop))
+    if params.stop_token_ids is None:
+        _set(params, "stop_token_ids", ())
+    elif isinstance(params.stop_token_ids, list):
+        _set(params, "stop_token_ids", tuple(params.stop_token_ids))
+    if isinstance(params.logit_bias, Mapping):
+        _set(params, "logit_bias", {_token_id(k): v for k, v in params.logit_bias.items()} or None)
+
+
+def _set(params: SamplingParams, name: str, value: object) -> None:
+    object.__setattr__(params, name, value)
+
+
+def _token_id(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+
+
+def _check(params: SamplingParams) -> None:
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, MAX_INT)
+    _number("temperature", params.temperature, 0.0, math.inf)
+    _number("top_p", params.top_p, 0.0, 1.0)
+    _integer("top_k", params.top_k, 0, MAX_INT)
+    _number("min_p", params.min_p, 0.0, 1.0)
+    if params.seed is not None:
+        _integer("seed", params.seed, 0, MAX_SEED)
+    _integer("n", params.n, 1, MAX_N)
+    if params.logprobs is not None:
+        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _number("repetition_penalty", params.repetition_penalty, math.ulp(0.0), 10.0)
+    _integer("min_tokens", params.min_tokens, 0, MAX_INT)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}"
+        )
+    if not isinstance(params.ignore_eos, bool):
+        raise InvalidRequest(f"ignore_eos must be true or false, not {params.ignore_eos!r}")
+    _check_stops(params)
+    _check_bias(params.logit_bias)
+
+
+def _check_stops(params: SamplingParams) -> None:
+    _sequence("stop", params.stop, MAX_STOP_STRINGS)
+    for text in params.stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(
+                f"stop must hold strings of 1..{MAX_STOP_LENGTH} characters, not {text!r}"
+            )
+    _sequence("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    for token_id in params.stop_token_ids:
+        _integer("stop_token_ids", token_id, 0, MAX_INT)
+
+
+def _check_bias(bias: object) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, Mapping):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, not {bias!r}")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS} are taken"
+        )
+    for token_id, value in bias.items():
+        _integer("logit_bias token id", token_id, 0, MAX_INT)
+        _number(f"logit_bias[{token_id}]", value, -100.0, 100.0)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be a whole number in [{low}, {high}], not {value!r}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    # "not (low <= value)" is also true of NaN, where "value < low" is not.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be in [{low:g}, {high:g}], not {value!r}")
+
+
+def _sequence(name: str, value: object, most: int) -> None:
+    if not isinstance(value, tuple):
+        raise InvalidRequest(f"{name} must be a list, not {value!r}")
+    if len(value) > most:
+        raise InvalidRequest(f"{name} has {len(value)} entries, at most {most} are taken")
