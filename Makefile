@@ -1,0 +1,59 @@
+# Everything a developer runs. `make` alone lists it; every target sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The version is written once, in pyproject.toml.
+TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+MODEL := smollm2-135m
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --requests 64
+
+# Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup model demo test test-redis check format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP) ## make .venv with everything a developer needs
+
+# Torch goes first, alone and at one version, so that the second install finds it in place and
+# leaves it alone, whichever build of it this machine's pip prefers.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer: make PYTHON=python3.11 setup")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) '$(TORCH)'
+	$(PIP_INSTALL) --editable '.[cli,worker,dev]'
+	@touch $@
+
+model: $(STAMP) ## fetch the demo model, SmolLM2-135M-Instruct, unless it is there
+	$(BIN)/headrace pull $(MODEL)
+
+demo: model ## answer examples/prompts.jsonl with the demo model on this machine
+	$(BIN)/headrace run-batch -i examples/prompts.jsonl -o build/demo-results.jsonl
+
+test: model ## run every test that this machine can run
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite files as `check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: model ## output tokens/s, TTFT and TPOT through the whole system; BENCH_ARGS passes options
+	$(BIN)/python benchmarks/throughput.py $(BENCH_ARGS)
+
+clean: ## remove .venv and everything the tools made
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
