@@ -1,0 +1,80 @@
+"""Admission: who may enter, who never can, and how many blocks are really left for new work.
+
+Out of blocks means preemption, and preempted work is computed twice, so nobody enters before the
+blocks it is expected to fill are free *beyond* what the running sequences are expected to fill.
+What is expected is learned from what finished: the mean of output tokens over max_tokens. It starts
+at a half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+
+from headrace_worker.engine.block_pool import BlockPool
+from headrace_worker.engine.messages import SequenceFailure
+from headrace_worker.engine.sequence import Sequence
+from headrace_worker.engine.settings import Reserve
+
+_FIRST_GUESS = 0.5
+_LEARNING_RATE = 1 / 32
+
+
+class Admission:
+    """Answers for one block pool; ``max_model_len`` is fitted to it: who runs alone always fits."""
+
+    def __init__(
+        self, pool: BlockPool, *, max_model_len: int, reserve: Reserve = Reserve.EXPECTED
+    ) -> None:
+        self.max_model_len = min(max_model_len, pool.capacity_tokens)  # tokens
+        self._pool = pool
+        self._configured_max_model_len = max_model_len
+        self._reserve = reserve
+        self._growth = 1.0 if reserve is Reserve.WORST else _FIRST_GUESS  # share of max_tokens used
+
+    def refusal(self, seq: Sequence) -> SequenceFailure | None:
+        """Return why a sequence can never run here, or None when it can."""
+        if not 0 < seq.num_prompt_tokens <= seq.num_tokens:
+            message = f"{seq.num_prompt_tokens} prompt tokens of {seq.num_tokens} tokens"
+            return SequenceFailure(seq.seq_id, "invalid_request", message)
+        needed = seq.num_prompt_tokens + 1
+        if needed > self._configured_max_model_len:
+            message = (
+                f"a prompt of {seq.num_prompt_tokens} tokens leaves no room for output"
+                f" in a context of {self._configured_max_model_len} tokens"
+            )
+            return SequenceFailure(seq.seq_id, "context_length_exceeded", message)
+        if needed > self.max_model_len:
+            message = (
+                f"a prompt of {seq.num_prompt_tokens} tokens does not fit the KV cache, which holds"
+                f" {self._pool.capacity_tokens} tokens"
+            )
+            return SequenceFailure(seq.seq_id, "kv_capacity_exceeded", message)
+        return None
+
+    def fits(self, seq: Sequence, cached_blocks: list[int], running: Iterable[Sequence]) -> bool:
+        """Say whether a waiting sequence may enter next to the running ones.
+
+        One that was preempted before returns only when even the worst case fits: no ping-pong.
+        """
+        growth = 1.0 if seq.num_preemptions else self._growth
+        reserved = sum(self._blocks_to_come(other, growth) for other in running)
+        shared = len(cached_blocks) - self._pool.count_unreferenced(cached_blocks)
+        return self._blocks_to_come(seq, growth) - shared <= self._pool.num_free - reserved
+
+    def claimable_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Return the blocks left for new work once everybody here has grown as expected."""
+        to_come = sum(self._blocks_to_come(seq, self._growth) for seq in sequences)
+        return max(0, self._pool.num_free - to_come)
+
+    def learn_from(self, seq: Sequence) -> None:
+        """Take a finished sequence into account."""
+        if self._reserve is Reserve.EXPECTED and seq.sampling.max_tokens > 0:
+            used = min(1.0, seq.num_output_tokens / seq.sampling.max_tokens)
+            self._growth += (used - self._growth) * _LEARNING_RATE
+
+    def _blocks_to_come(self, seq: Sequence, growth: float) -> int:
+        output = ceil(growth * seq.remaining_output_tokens(self.max_model_len))
+        # The last token of all is sampled but never computed, so it takes no slot.
+        num_slots = seq.num_tokens + max(0, output - 1)
+        return self._pool.blocks_for(num_slots) - len(seq.block_table)

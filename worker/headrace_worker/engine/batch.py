@@ -1,0 +1,67 @@
+"""From a schedule to the packed batch: plain tensors, no padding, nothing per token in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ReadOnlyList
+from itertools import accumulate, chain
+
+import torch
+
+from headrace_worker.attention.base import PackedBatch
+from headrace_worker.engine.block_pool import TRASH_BLOCK
+from headrace_worker.engine.scheduler import ScheduledSequence
+
+
+def build_batch(
+    scheduled: ReadOnlyList[ScheduledSequence], block_size: int, device: torch.device
+) -> PackedBatch:
+    """Lay the shares of one step end to end, in the given order: decodes first, then chunks."""
+    num_new = [share.num_new_tokens for share in scheduled]
+    starts = [share.seq.num_computed_tokens for share in scheduled]
+    ends = [start + count for start, count in zip(starts, num_new, strict=True)]
+    cu_seqlens = [0, *accumulate(num_new)]
+    positions = list(chain.from_iterable(map(range, starts, ends)))  # [num_tokens]
+    block_table = _pad([share.seq.block_table for share in scheduled])  # [num_seqs, max_blocks]
+    return PackedBatch(
+        input_ids=torch.tensor(_new_token_ids(scheduled, ends), dtype=torch.int64).to(device),
+        positions=(places := torch.tensor(positions, dtype=torch.int64)).to(device),
+        slot_mapping=_slots(places, num_new, block_table, block_size).to(device),
+        cu_seqlens_q=torch.tensor(cu_seqlens, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor(ends, dtype=torch.int32).to(device),
+        block_table=block_table.to(device),
+        logit_rows=torch.tensor(_last_rows(scheduled, cu_seqlens), dtype=torch.int64).to(device),
+        max_seqlen_q=max(num_new),
+        max_seqlen_k=max(ends),
+        num_decodes=_count_decodes(num_new),
+    )
+
+
+def _new_token_ids(scheduled: ReadOnlyList[ScheduledSequence], ends: list[int]) -> list[int]:
+    token_ids: list[int] = []
+    for share, end in zip(scheduled, ends, strict=True):
+        token_ids += share.seq.token_ids[share.seq.num_computed_tokens : end]
+    return token_ids
+
+
+def _pad(rows: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, rows))
+    padded = [row + [TRASH_BLOCK] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int32)
+
+
+def _slots(
+    positions: torch.Tensor, num_new: list[int], block_table: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """Find each token's place in the cache through its sequence's row of the block table."""
+    rows = torch.repeat_interleave(torch.tensor(num_new))  # [num_tokens], which sequence
+    blocks = block_table[rows, positions // block_size].to(torch.int64)
+    return blocks * block_size + positions % block_size
+
+
+def _last_rows(scheduled: ReadOnlyList[ScheduledSequence], cu_seqlens: list[int]) -> list[int]:
+    """A chunk that does not reach the end of its sequence has no row: it is never sampled."""
+    return [end - 1 for share, end in zip(scheduled, cu_seqlens[1:], strict=True) if share.samples]
+
+
+def _count_decodes(num_new: list[int]) -> int:
+    return next((index for index, count in enumerate(num_new) if count > 1), len(num_new))

@@ -1,0 +1,51 @@
+"""The engine's end of the channel: a blocking socket that speaks frames."""
+
+from __future__ import annotations
+
+import socket
+
+from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+class ChannelClosed(ConnectionError):
+    """The transport process is gone."""
+
+
+class Channel:
+    """Owned by one thread; ``send`` blocks, and so stops the engine, until the other side reads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(True)
+        self._decoder = FrameDecoder()
+
+    def send(self, message: Message) -> None:
+        """Write one frame; raises ChannelClosed."""
+        try:
+            self._socket.sendall(encode_frame(message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed("the transport process closed the channel") from error
+
+    def receive(self) -> list[Message]:
+        """Sleep until at least one message is complete; raises ChannelClosed."""
+        while not (received := self._read()):
+            pass
+        return received
+
+    def poll(self) -> list[Message]:
+        """Return what has arrived, at once; raises ChannelClosed."""
+        try:
+            return self._read(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+
+    def _read(self, flags: int = 0) -> list[Message]:
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES, flags)
+        except ConnectionResetError as error:
+            raise ChannelClosed("the transport process reset the channel") from error
+        if not data:
+            raise ChannelClosed("the transport process closed the channel")
+        return self._decoder.feed(data)

@@ -1,0 +1,167 @@
+"""The engine: a request's life between two channels, one step at a time.
+
+Single-threaded; everything here and below is touched by the thread that calls ``step``. No torch:
+what runs the tensors is the Runner, so the same engine drives a model or a test's oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ReadOnlyList
+from time import perf_counter
+from typing import Protocol
+
+from headrace_worker.engine.errors import EngineStepError
+from headrace_worker.engine.messages import (
+    AddSequence,
+    SampledToken,
+    SequenceFailure,
+    SequenceFinish,
+    StepOutcome,
+)
+from headrace_worker.engine.scheduler import Schedule, ScheduledSequence, Scheduler
+from headrace_worker.engine.sequence import Sequence
+
+RowResult = SampledToken | SequenceFailure
+
+
+class Runner(Protocol):
+    """Computes what was scheduled."""
+
+    def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
+        """Run one forward; return a result for each share that samples, in their order.
+
+        Raises EngineStepError naming one sequence when only that one cannot be computed: nothing
+        was committed, and the others run again in the next step. Anything else it raises means that
+        the engine is broken.
+        """
+        ...
+
+
+class Engine:
+    """Adds, aborts and steps sequences; answers each step with one outcome."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, vocab_size: int) -> None:
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self.adds_seen = 0  # AddSequence commands so far
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._sequences: dict[int, Sequence] = {}  # waiting and running
+        self._finished: list[tuple[int, SequenceFinish]] = []  # not reported yet
+        self._failed: list[SequenceFailure] = []  # not reported yet
+        self._has_freed_blocks = False  # by an abort; not reported yet
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or report anything."""
+        has_news = self._finished or self._failed or self._has_freed_blocks
+        return bool(self._sequences or has_news)
+
+    def add(self, command: AddSequence) -> None:
+        """Take a sequence in; if it can never run, or is over already, the next outcome says so.
+
+        An id that is already here is ignored, so a command may be repeated.
+        """
+        self.adds_seen += 1
+        if command.seq_id in self._sequences:
+            return
+        seq = Sequence(command, arrival=self.adds_seen)
+        if failure := self._refusal(seq):
+            self._failed.append(failure)
+        elif reason := seq.finish_reason(self.scheduler.admission.max_model_len):
+            self._finished.append((seq.seq_id, reason))
+        else:
+            self._sequences[seq.seq_id] = seq
+            self.scheduler.add(seq)
+
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """Drop sequences in any state and free their blocks; unknown ids are ignored."""
+        for seq_id in seq_ids:
+            if seq := self._sequences.pop(seq_id, None):
+                self.scheduler.remove(seq)
+                self._has_freed_blocks = True
+
+    def step(self) -> StepOutcome:
+        """Schedule → forward and sample → commit; one outcome.
+
+        Raises EngineStepError with the sequences of the batch when the runner is broken.
+        """
+        started_s = perf_counter()
+        self.num_steps += 1
+        schedule = self.scheduler.schedule()
+        scheduled = _decodes_first(schedule)
+        num_new_tokens = [share.num_new_tokens for share in scheduled]
+        tokens = self._commit(scheduled, self._execute(scheduled))
+        finished, self._finished = self._finished, []
+        failed, self._failed = self._failed, []
+        self._has_freed_blocks = False
+        return StepOutcome(
+            step=self.num_steps,
+            tokens=tuple(tokens),
+            finished=tuple(finished),
+            failed=tuple(failed),
+            admitted=tuple((seq.seq_id, seq.num_cached_tokens) for seq in schedule.admitted),
+            preempted=tuple(seq.seq_id for seq in schedule.preempted),
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            free_blocks=self.scheduler.admission.claimable_blocks(self._sequences.values()),
+            num_blocks=self.scheduler.pool.num_blocks,
+            num_scheduled_tokens=sum(num_new_tokens),
+            num_prefill_tokens=sum(count for count in num_new_tokens if count > 1),
+            adds_seen=self.adds_seen,
+            step_s=perf_counter() - started_s,
+        )
+
+    def _execute(self, scheduled: list[ScheduledSequence]) -> list[RowResult] | None:
+        if not scheduled:
+            return []
+        try:
+            return self._runner.execute(scheduled)
+        except EngineStepError as error:
+            if len(error.sequence_ids) != 1:
+                raise
+            self._fail(SequenceFailure(error.sequence_ids[0], "engine_failure", str(error)))
+            return None
+        except Exception as error:  # the step boundary: whatever it is, say who was in the batch
+            seq_ids = tuple(share.seq.seq_id for share in scheduled)
+            raise EngineStepError(f"{type(error).__name__}: {error}", seq_ids) from error
+
+    def _commit(
+        self, scheduled: list[ScheduledSequence], results: list[RowResult] | None
+    ) -> list[SampledToken]:
+        if results is None:  # the step did not happen
+            return []
+        sampling = [share.seq for share in scheduled if share.samples]
+        self.scheduler.commit(scheduled)
+        tokens = []
+        for seq, result in zip(sampling, results, strict=True):
+            if isinstance(result, SequenceFailure):
+                self._fail(result)
+                continue
+            tokens.append(result)
+            seq.token_ids.append(result.token_id)
+            if reason := seq.finish_reason(self.scheduler.admission.max_model_len):
+                self._finish(seq, reason)
+        return tokens
+
+    def _finish(self, seq: Sequence, reason: SequenceFinish) -> None:
+        self._finished.append((seq.seq_id, reason))
+        self.scheduler.admission.learn_from(seq)
+        self.scheduler.remove(self._sequences.pop(seq.seq_id))
+
+    def _fail(self, failure: SequenceFailure) -> None:
+        self._failed.append(failure)
+        self.scheduler.remove(self._sequences.pop(failure.seq_id), is_poisoned=True)
+
+    def _refusal(self, seq: Sequence) -> SequenceFailure | None:
+        token_ids = [*seq.token_ids, *(token_id for token_id, _ in seq.sampling.logit_bias)]
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self._vocab_size:
+                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
+                return SequenceFailure(seq.seq_id, "invalid_request", message)
+        return self.scheduler.admission.refusal(seq)
+
+
+def _decodes_first(schedule: Schedule) -> list[ScheduledSequence]:
+    return sorted(schedule.scheduled.values(), key=lambda share: share.num_new_tokens > 1)

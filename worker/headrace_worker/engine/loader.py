@@ -1,0 +1,177 @@
+"""From settings to an engine: load the model, size and allocate the KV cache, wire the parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from headrace_worker.attention import AttentionBackend, KVCacheSpec, create_backend
+from headrace_worker.engine.admission import Admission
+from headrace_worker.engine.block_pool import BlockPool
+from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.errors import SettingsError
+from headrace_worker.engine.memory import (
+    KVCachePlan,
+    default_cpu_kv_bytes,
+    estimate_activation_bytes,
+    plan_kv_cache,
+)
+from headrace_worker.engine.messages import EngineReady
+from headrace_worker.engine.runner import ModelRunner
+from headrace_worker.engine.scheduler import Scheduler
+from headrace_worker.engine.settings import EngineSettings
+from headrace_worker.model import LoadedModel, load_model
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
+    """Build the engine; raises SettingsError or ModelLoadError."""
+    started_s = perf_counter()
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    model = load_model(settings.model, dtype=dtype, device=device)
+    backend = create_backend(settings.attention_backend, device)
+    parts = _Parts(settings, model, backend, device, dtype)
+    plan = parts.allocate_kv_cache()
+    engine = parts.build_engine(plan)
+    return engine, parts.describe(engine, plan, perf_counter() - started_s)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device meant by a setting; raises SettingsError for an unusable one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"unknown device {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"device {name!r} is not available: this torch sees no CUDA device")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype meant by a setting: bfloat16 where the device has instructions for it."""
+    if name == "auto":
+        has_bf16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if has_bf16 else torch.float32
+    if name not in _DTYPES:
+        raise SettingsError(f"unknown dtype {name!r}; known are auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What was loaded, before it is put together."""
+
+    settings: EngineSettings
+    model: LoadedModel
+    backend: AttentionBackend
+    device: torch.device
+    dtype: torch.dtype
+
+    def allocate_kv_cache(self) -> KVCachePlan:
+        spec = KVCacheSpec(
+            num_layers=self.model.config.num_layers,
+            num_kv_heads=self.model.config.num_kv_heads,
+            head_dim=self.model.config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            block_size=self._choose_block_size(),
+        )
+        activation_bytes = self._activation_bytes()
+        plan = plan_kv_cache(
+            kv_cache_bytes=self._kv_cache_bytes(activation_bytes),
+            weights_bytes=self.model.weights_bytes,
+            activation_bytes=activation_bytes,
+            kv_bytes_per_token=spec.bytes_per_token,
+            block_size=spec.block_size,
+        )
+        self.backend.allocate(spec, plan.num_blocks + 1)
+        return plan
+
+    def build_engine(self, plan: KVCachePlan) -> Engine:
+        settings = self.settings
+        pool = BlockPool(
+            plan.num_blocks,
+            plan.block_size,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        )
+        admission = Admission(pool, max_model_len=self._max_model_len(), reserve=settings.reserve)
+        scheduler = Scheduler(
+            pool,
+            admission,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+        )
+        runner = ModelRunner(
+            self.model.decoder,
+            self.backend,
+            block_size=plan.block_size,
+            device=self.device,
+            sampled_vocab_size=settings.sampled_vocab_size,
+        )
+        return Engine(scheduler, runner, vocab_size=self.model.config.vocab_size)
+
+    def describe(self, engine: Engine, plan: KVCachePlan, load_s: float) -> EngineReady:
+        return EngineReady(
+            model=self.settings.model_name or self.model.name,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            attention_backend=self.backend.name,
+            vocab_size=self.model.config.vocab_size,
+            max_model_len=engine.scheduler.admission.max_model_len,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+            memory_budget_bytes=plan.memory_budget_bytes,
+            weights_bytes=plan.weights_bytes,
+            activation_bytes=plan.activation_bytes,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            max_num_seqs=self.settings.max_num_seqs,
+            max_num_batched_tokens=self.settings.max_num_batched_tokens,
+            load_s=load_s,
+        )
+
+    def _choose_block_size(self) -> int:
+        supported = self.backend.supported_block_sizes()
+        wanted = self.settings.block_size
+        if wanted is None:
+            return supported[0]
+        if wanted not in supported:
+            raise SettingsError(
+                f"block_size {wanted} is not one of {supported},"
+                f" which the {self.backend.name} backend can page"
+            )
+        return wanted
+
+    def _max_model_len(self) -> int:
+        limit = self.model.config.max_position_embeddings
+        wanted = self.settings.max_model_len
+        if wanted is None:
+            return limit
+        if not 1 < wanted <= limit:
+            raise SettingsError(f"max_model_len {wanted} is not in 2 … {limit}, the model's limit")
+        return wanted
+
+    def _activation_bytes(self) -> int:
+        return estimate_activation_bytes(
+            num_tokens=self.settings.max_num_batched_tokens,
+            num_rows=self.settings.max_num_seqs,
+            hidden_size=self.model.config.hidden_size,
+            vocab_size=self.model.config.vocab_size,
+            itemsize=self.dtype.itemsize,
+        )
+
+    def _kv_cache_bytes(self, activation_bytes: int) -> int:
+        if self.settings.kv_cache_memory_bytes is not None:
+            return self.settings.kv_cache_memory_bytes
+        if self.device.type == "cpu":
+            return default_cpu_kv_bytes()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)  # the weights are loaded
+        margin = int((1 - self.settings.gpu_memory_utilization) * total_bytes)
+        return int(free_bytes) - margin - activation_bytes

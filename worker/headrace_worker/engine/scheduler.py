@@ -1,0 +1,170 @@
+"""The scheduler: one rule, no phases.
+
+Every sequence has tokens and computed tokens; a step runs the difference for as many sequences as
+the token budget and the KV blocks allow. A difference of one is a decode, a larger one a prefill,
+cut into chunks by the budget: iteration-level scheduling (Orca, OSDI 2022) with a stall-free budget
+(Sarathi-Serve, OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace_worker.engine.admission import Admission
+from headrace_worker.engine.block_pool import BlockPool, block_digest, root_digest
+from headrace_worker.engine.sequence import Sequence, SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """A sequence's share of one step: that many tokens from ``num_computed_tokens`` on."""
+
+    seq: Sequence
+    num_new_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the last known token; an earlier chunk is never sampled."""
+        return self.num_new_tokens == self.seq.num_uncomputed_tokens
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What one step will run."""
+
+    budget_left: int  # tokens
+    scheduled: dict[int, ScheduledSequence] = field(default_factory=dict)  # by seq_id
+    admitted: list[Sequence] = field(default_factory=list)  # for the first time
+    preempted: list[Sequence] = field(default_factory=list)
+
+    def include(self, seq: Sequence, num_new_tokens: int) -> None:
+        """Give a sequence its share of the budget."""
+        self.scheduled[seq.seq_id] = ScheduledSequence(seq, num_new_tokens)
+        self.budget_left -= num_new_tokens
+
+    def exclude(self, seq: Sequence) -> None:
+        """Take a share back, if there was one."""
+        share = self.scheduled.pop(seq.seq_id, None)
+        self.budget_left += share.num_new_tokens if share else 0
+
+
+class Scheduler:
+    """Decides each step; plain ints and lists, so it runs without torch."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        admission: Admission,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self.pool = pool
+        self.admission = admission
+        self.waiting: list[Sequence] = []  # by rank: a preempted one stands before later arrivals
+        self.running: list[Sequence] = []  # in order of admission
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that ``admission`` did not refuse."""
+        insort(self.waiting, seq, key=_rank)
+
+    def schedule(self) -> Schedule:
+        """Choose the next step: running decodes, then running prefills, then waiting sequences."""
+        step = Schedule(self._max_num_batched_tokens)
+        for seq in sorted(self.running, key=_is_prefill):
+            if seq.status is SequenceStatus.RUNNING:  # no victim of one before it
+                self._schedule_running(seq, step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        return step
+
+    def commit(self, scheduled: Iterable[ScheduledSequence]) -> None:
+        """Record that these shares were computed, and let others reuse the blocks they filled."""
+        for share in scheduled:
+            share.seq.num_computed_tokens += share.num_new_tokens
+            self._register_full_blocks(share.seq)
+
+    def remove(self, seq: Sequence, *, is_poisoned: bool = False) -> None:
+        """End a sequence in any state and free its blocks; poisoned ones are no one's prefix."""
+        where = self.running if seq.status is SequenceStatus.RUNNING else self.waiting
+        where.remove(seq)
+        if is_poisoned:
+            self.pool.forget(seq.block_table)
+        self.pool.release(seq.finish())
+
+    def _schedule_running(self, seq: Sequence, step: Schedule) -> None:
+        num_new_tokens = min(seq.num_uncomputed_tokens, step.budget_left)
+        if num_new_tokens == 0:
+            return
+        while not self._extend_block_table(seq, num_new_tokens):
+            victim = max(self.running, key=_rank)
+            self._preempt(victim, step)
+            if victim is seq:
+                return
+        step.include(seq, num_new_tokens)
+
+    def _admit_waiting(self, step: Schedule) -> None:
+        while self.waiting and step.budget_left and len(self.running) < self._max_num_seqs:
+            seq = self.waiting[0]
+            cached_blocks = self._find_cached_blocks(seq)
+            if not self.admission.fits(seq, cached_blocks, self.running):
+                return  # in order: skipping the head would starve long prompts
+            del self.waiting[0]
+            if not seq.was_admitted:
+                step.admitted.append(seq)
+            self.pool.acquire(cached_blocks)
+            seq.start(cached_blocks, len(cached_blocks) * self.pool.block_size)
+            self.running.append(seq)
+            self._schedule_running(seq, step)
+
+    def _extend_block_table(self, seq: Sequence, num_new_tokens: int) -> bool:
+        num_slots = seq.num_computed_tokens + num_new_tokens
+        blocks = self.pool.allocate(max(0, self.pool.blocks_for(num_slots) - len(seq.block_table)))
+        if blocks is None:
+            return False
+        seq.block_table += blocks
+        return True
+
+    def _preempt(self, seq: Sequence, step: Schedule) -> None:
+        step.exclude(seq)
+        step.preempted.append(seq)
+        self.running.remove(seq)
+        self.pool.release(seq.preempt())
+        self.add(seq)
+
+    def _find_cached_blocks(self, seq: Sequence) -> list[int]:
+        if not self.pool.enable_prefix_caching:
+            return []
+        # At least one token must be computed, or there would be no logits to sample from.
+        num_blocks = (seq.num_tokens - 1) // self.pool.block_size
+        return self.pool.find_prefix(self._digests(seq, num_blocks))
+
+    def _register_full_blocks(self, seq: Sequence) -> None:
+        if not self.pool.enable_prefix_caching:
+            return
+        num_full = seq.num_computed_tokens // self.pool.block_size
+        if num_full > seq.num_registered_blocks:
+            digests = self._digests(seq, num_full)
+            for index in range(seq.num_registered_blocks, num_full):
+                self.pool.register(seq.block_table[index], digests[index])
+            seq.num_registered_blocks = num_full
+
+    def _digests(self, seq: Sequence, num_blocks: int) -> list[bytes]:
+        digests, size = seq.block_digests, self.pool.block_size
+        for index in range(len(digests), num_blocks):
+            parent = digests[-1] if digests else root_digest(seq.salt)
+            tokens = seq.token_ids[index * size : (index + 1) * size]
+            digests.append(block_digest(parent, tokens))
+        return digests[:num_blocks]
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank
+
+
+def _is_prefill(seq: Sequence) -> bool:
+    return seq.num_uncomputed_tokens > 1

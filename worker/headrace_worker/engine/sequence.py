@@ -1,0 +1,139 @@
+"""A sequence: one request's tokens inside the engine, and how far they have been computed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headrace_worker.engine.messages import AddSequence, SequenceFinish
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands; FINISHED is the end, however it came about."""
+
+    WAITING = "waiting"  # holds no blocks
+    RUNNING = "running"  # holds blocks for its computed tokens
+    FINISHED = "finished"  # holds no blocks, and never comes back
+
+
+_ALLOWED = {
+    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.RUNNING: {SequenceStatus.WAITING, SequenceStatus.FINISHED},
+    SequenceStatus.FINISHED: set[SequenceStatus](),
+}
+
+
+class Sequence:
+    """Tokens, block table and progress of one request.
+
+    ``token_ids`` grows by one for each sampled token and never shrinks; the others describe the KV
+    cache::
+
+        token_ids   | prompt ............ | output ..... |
+                    0                     num_prompt      num_tokens
+        KV cache    | cached | computed ...... |  to compute: num_uncomputed_tokens
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_digests",
+        "block_table",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "priority",
+        "salt",
+        "sampling",
+        "seq_id",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(self, command: AddSequence, arrival: int) -> None:
+        self.seq_id = command.seq_id
+        self.token_ids = list(command.token_ids)
+        self.num_prompt_tokens = command.num_prompt_tokens
+        self.sampling = command.sampling
+        self.stop_token_ids = frozenset(command.sampling.stop_token_ids)
+        self.priority = command.priority
+        self.salt = command.salt
+        self.arrival = arrival  # order of arrival in this engine, kept through preemptions
+        self.status = SequenceStatus.WAITING
+        self.block_table: list[
+            int
+        ] = []  # block b holds tokens [b * block_size, (b + 1) * block_size)
+        self.block_digests: list[bytes] = []  # prefix-cache keys of full blocks, computed on demand
+        self.num_registered_blocks = 0  # leading blocks of the table that the prefix cache knows
+        self.num_computed_tokens = 0  # leading tokens whose keys and values are in the cache
+        self.num_cached_tokens = 0  # of these, taken from the prefix cache at the first admission
+        self.num_preemptions = 0
+        self.was_admitted = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key: who is served first; the greatest is preempted first."""
+        return (self.priority, self.arrival)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output together."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens since the prompt, those of earlier epochs included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """What the scheduler has to run: 1 for a decode, more for a prefill."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def remaining_output_tokens(self, max_model_len: int) -> int:
+        """Most tokens it may still generate."""
+        room = max_model_len - self.num_tokens
+        return max(0, min(self.sampling.max_tokens - self.num_output_tokens, room))
+
+    def finish_reason(self, max_model_len: int) -> SequenceFinish | None:
+        """Why it is over as it stands, or None while it has to go on."""
+        if self.num_output_tokens > 0 and self.token_ids[-1] in self.stop_token_ids:
+            return SequenceFinish.STOP
+        if self.remaining_output_tokens(max_model_len) == 0:
+            return SequenceFinish.LENGTH
+        return None
+
+    def start(self, cached_blocks: list[int], num_cached_tokens: int) -> None:
+        """Enter the running set on top of blocks found in the prefix cache."""
+        self._move_to(SequenceStatus.RUNNING)
+        self.block_table = list(cached_blocks)
+        self.num_registered_blocks = len(cached_blocks)
+        self.num_computed_tokens = num_cached_tokens
+        if not self.was_admitted:
+            self.num_cached_tokens = num_cached_tokens
+            self.was_admitted = True
+
+    def preempt(self) -> list[int]:
+        """Go back to waiting with nothing computed; return the blocks to free."""
+        self._move_to(SequenceStatus.WAITING)
+        self.num_preemptions += 1
+        return self._give_up_blocks()
+
+    def finish(self) -> list[int]:
+        """End, in whatever state it is; return the blocks to free."""
+        self._move_to(SequenceStatus.FINISHED)
+        return self._give_up_blocks()
+
+    def _give_up_blocks(self) -> list[int]:
+        blocks, self.block_table = self.block_table, []
+        self.num_computed_tokens = self.num_registered_blocks = 0
+        return blocks
+
+    def _move_to(self, status: SequenceStatus) -> None:
+        if status not in _ALLOWED[self.status]:
+            raise RuntimeError(
+                f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}"
+            )
+        self.status = status

@@ -1,0 +1,51 @@
+"""The engine's settings: the first message it receives, with everything already resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace_worker.engine.errors import SettingsError
+
+
+class Reserve(StrEnum):
+    """How much room a sequence must find before it enters."""
+
+    EXPECTED = "expected"  # prompt and expected output; may have to preempt
+    WORST = "worst"  # prompt and max_tokens; never preempts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What to load and how much to run at once; raises SettingsError when it contradicts itself."""
+
+    model: str  # a name, a folder, a .gguf file or a hub id: what load_model takes
+    model_name: str = ""  # what the model is called in reports; empty: the loader's own name
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own
+    max_num_seqs: int = 64  # most sequences running at once
+    max_num_batched_tokens: int = 512  # token budget of a step
+    kv_cache_memory_bytes: int | None = None  # for the KV cache alone; None: from what is free
+    gpu_memory_utilization: float = 0.9  # of the device's memory, for everything; CUDA only
+    block_size: int | None = None  # tokens; None: the attention backend's preferred one
+    attention_backend: str | None = None  # None: the best that is available
+    quantization: str | None = None  # None: as the weights are
+    num_threads: int | None = None  # CPU threads; None: torch decides
+    reserve: Reserve = Reserve.EXPECTED
+    enable_prefix_caching: bool = True
+    sampled_vocab_size: int | None = None  # ids from here on are padding and never sampled
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SettingsError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs"
+                f" {self.max_num_seqs}: some running sequences would never get a turn"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SettingsError(
+                f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
+            )
