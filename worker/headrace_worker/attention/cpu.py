@@ -1,0 +1,120 @@
+"""Attention on the CPU through torch's fused SDPA: decodes in padded groups, chunks one by one.
+
+A sequence's output does not depend on who shares the batch. A chunk is computed alone. A decode is
+computed with the decodes of its length class, padded to a length that follows from its own length
+only; the rows of such a group never mix, and padding repeats the sequence's own first key under a
+mask, so no foreign key (trash block, stale tail of a block, a neighbour's NaN) is ever read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from headrace_worker.attention.base import AttentionBackend, KVCacheSpec, PackedBatch
+from headrace_worker.attention.plan import ChunkPlan, DecodePlan, StepPlan, plan_step
+from headrace_worker.attention.slots import SlotCache, allocate_slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's keys and values, and what a call to attend fixes."""
+
+    key: torch.Tensor  # [num_slots, kv_heads, head_dim]
+    value: torch.Tensor  # [num_slots, kv_heads, head_dim]
+    scale: float  # multiplies the scores
+    window: int | None  # sliding window in tokens, own token counted
+
+
+class CpuBackend(AttentionBackend):
+    """Gathers keys through the block table once a layer and leaves the arithmetic to torch."""
+
+    name: ClassVar[str] = "cpu"
+
+    def __init__(self) -> None:
+        self._cache: SlotCache | None = None
+        self._plan: StepPlan | None = None
+
+    @classmethod
+    def supported_block_sizes(cls) -> tuple[int, ...]:
+        """Any will do; 16 wastes little."""
+        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
+        """Reserve the zero-filled cache; raises ValueError for an impossible size."""
+        self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
+
+    def begin(self, batch: PackedBatch) -> None:
+        """Look up every slot and group the decodes, once for all layers."""
+        assert self._cache is not None
+        self._plan = plan_step(batch, self._cache.block_size)
+
+    def write_kv(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
+    ) -> None:
+        """Store the new keys and values at their slots."""
+        assert self._cache is not None
+        self._cache.write(layer, key, value, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [num_tokens, heads, head_dim]
+        layer: int,
+        batch: PackedBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Return the attention output ``[num_tokens, heads, head_dim]`` of each new token."""
+        assert self._cache is not None
+        assert self._plan is not None
+        rows = _Layer(self._cache.key[layer], self._cache.value[layer], scale, window)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for group in self._plan.decodes:
+            output.index_copy_(0, group.rows, _attend_decodes(query[group.rows], rows, group))
+        for chunk in self._plan.chunks:
+            output[chunk.start : chunk.end] = _attend_chunk(
+                query[chunk.start : chunk.end], rows, chunk
+            )
+        return output
+
+
+def _attend_decodes(query: torch.Tensor, layer: _Layer, group: DecodePlan) -> torch.Tensor:
+    """Attend ``[B, heads, head_dim]`` single tokens; heads of one KV head become its query rows."""
+    num_seqs, num_heads, head_dim = query.shape
+    num_kv_heads = layer.key.shape[1]
+    shape = (num_seqs, group.padded_len, num_kv_heads, head_dim)
+    key, value = (
+        rows.index_select(0, group.key_slots).view(shape).transpose(1, 2)
+        for rows in (layer.key, layer.value)
+    )
+    output = scaled_dot_product_attention(
+        query.view(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim),
+        key,  # [B, kv_heads, padded_len, head_dim]
+        value,
+        attn_mask=group.mask(layer.window, query.dtype),
+        scale=layer.scale,
+    )
+    return output.reshape(query.shape)
+
+
+def _attend_chunk(query: torch.Tensor, layer: _Layer, chunk: ChunkPlan) -> torch.Tensor:
+    """Attend one sequence's ``[n, heads, head_dim]`` new tokens to all its keys."""
+    key, value = (
+        rows.index_select(0, chunk.key_slots).transpose(0, 1)[None]
+        for rows in (layer.key, layer.value)
+    )
+    mask = chunk.mask(layer.window, query.dtype)
+    output = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],  # [1, heads, n, head_dim]
+        key,  # [1, kv_heads, seq_len, head_dim]
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=layer.scale,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)

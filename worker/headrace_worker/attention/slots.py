@@ -1,0 +1,56 @@
+"""A KV cache addressed by slot, ``block_id * block_size + offset``: one row a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headrace_worker.attention.base import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCache:
+    """Keys and values of every layer, laid out so that one token's row is contiguous::
+
+    key[layer]    | block 0 (trash) | block 1 | ...        [num_slots, kv_heads, head_dim]
+    """
+
+    key: tuple[torch.Tensor, ...]  # one tensor a layer, [num_slots, kv_heads, head_dim]
+    value: tuple[torch.Tensor, ...]  # the same shape
+    block_size: int  # tokens per block
+
+    def write(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Store ``[num_tokens, kv_heads, head_dim]`` rows at ``slot_mapping`` of ``layer``."""
+        self.key[layer].index_copy_(0, slot_mapping, key)
+        self.value[layer].index_copy_(0, slot_mapping, value)
+
+
+def allocate_slots(
+    spec: KVCacheSpec, num_blocks: int, supported_block_sizes: tuple[int, ...]
+) -> SlotCache:
+    """Return a zero-filled cache of ``num_blocks`` blocks, the trash block counted.
+
+    Raises:
+        ValueError: the block size is not supported, or no block is left beside the trash block.
+    """
+    if spec.block_size not in supported_block_sizes:
+        raise ValueError(f"block size {spec.block_size} is not one of {supported_block_sizes}")
+    if num_blocks < 2:
+        raise ValueError(f"{num_blocks} block(s) leave none besides the trash block")
+    shape = (num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
+
+    def layers() -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(shape, dtype=spec.dtype, device=spec.device) for _ in range(spec.num_layers)
+        )
+
+    return SlotCache(key=layers(), value=layers(), block_size=spec.block_size)
+
+
+def slots_of(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Return the slots ``[B, n]`` int64 of ``positions`` ``[B, n]`` of the table's sequences."""
+    blocks = block_table.gather(1, positions // block_size).long()
+    return blocks * block_size + positions % block_size

@@ -1,0 +1,58 @@
+"""Tensors of a folder of safetensors files, one file or many with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headrace_worker.model.errors import ModelLoadError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class SafetensorsReader:
+    """A checkpoint in safetensors files; a tensor is mapped from disk when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open every file that holds a tensor.
+
+        Raises:
+            ModelLoadError: no weights, a shard of the index is missing, or a file is malformed.
+        """
+        self._files = {path: _open(path) for path in sorted(set(_paths(folder)))}
+        self._owners = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+
+    def names(self) -> Collection[str]:
+        """Return the tensors' names, which are transformers' own."""
+        return self._owners.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one tensor as stored."""
+        tensor: torch.Tensor = self._owners[name].get_tensor(name)
+        return tensor
+
+
+def _paths(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelLoadError(f"{index} is no index of safetensors files: {error}") from error
+        return [folder / Path(shard).name for shard in shards]
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
