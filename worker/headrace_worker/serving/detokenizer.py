@@ -1,0 +1,71 @@
+"""Tokens become text one at a time, byte for byte, and what was shown stays shown.
+
+A token is a string of bytes, often not a whole character. Bytes wait until their character is
+complete; what can no longer become one turns into U+FFFD. Text waits in turn while it may be the
+beginning of a stop string::
+
+    ids ─▶ bytes ─▶ characters (incomplete ones wait) ─▶ stop strings (beginnings wait) ─▶ text
+
+All pieces and the tail joined are the text of all tokens. One thread owns a detokenizer.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace_worker.serving.stop_strings import StopScanner
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token added."""
+
+    text: str  # may be empty
+    stopped: bool  # a stop string is complete: the output is over, and ``text`` ends before it
+
+
+class Detokenizer:
+    """Text of one output. A takeover makes it anew by appending the tokens that were emitted."""
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],  # empty for special tokens
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._scanner = StopScanner(stop)
+        self._min_tokens = min_tokens  # no stop string counts that ends before this many tokens
+        self._num_tokens = 0
+        self._stopped = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens appended so far."""
+        return self._num_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the output."""
+        return self._stopped
+
+    def append(self, token_id: int) -> Piece:
+        """Take the next token; after a stop, tokens add nothing."""
+        if self._stopped:
+            return Piece("", stopped=True)
+        self._num_tokens += 1
+        text = self._decoder.decode(self._token_bytes(token_id))
+        scan = self._scanner.feed(text, may_stop=self._num_tokens >= self._min_tokens)
+        self._stopped = scan.matched
+        return Piece(scan.text, scan.matched)
+
+    def finish(self) -> str:
+        """Return the tail that was held back; empty after a stop, and when asked again."""
+        if self._stopped:
+            return ""
+        # No match is looked for here: a character that never completed is not what was meant.
+        tail = self._scanner.feed(self._decoder.decode(b"", final=True), may_stop=False)
+        return tail.text + self._scanner.flush()
