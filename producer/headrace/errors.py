@@ -9,6 +9,7 @@ HeadraceError
 │   ├── StreamStalled                         chunks stopped coming
 │   └── DeadlineExceeded                      total time is over
 ├── StreamConsumed                            programming error: iterated twice
+├── StreamUnfinished                          programming error: no completion before the end
 └── RequestError                              the answer is "no"
     ├── InvalidRequest (also ValueError)      bad parameters, prompt too long, undecodable
     ├── UnknownModel                          no worker of this queue serves that model
@@ -48,6 +49,10 @@ class ErrorCode(StrEnum):
     ENGINE_FAILURE = "engine_failure"
 
 
+MAX_MESSAGE_LENGTH = 500
+"""Characters of an error's message; the value it names may be megabytes long."""
+
+
 class HeadraceError(Exception):
     """Base of everything raised on purpose."""
 
@@ -70,7 +75,12 @@ class RequestTimeout(HeadraceError):
     def __init__(self, request_id: str, waited_s: float, awaited: str) -> None:
         self.request_id = request_id
         self.waited_s = waited_s
+        self.awaited = awaited
         super().__init__(f"request {request_id!r}: waited {waited_s:g} s for {awaited}")
+
+    def __reduce__(self) -> tuple[type[RequestTimeout], tuple[str, float, str]]:
+        # Backends send exceptions between processes; args alone would not rebuild this one.
+        return type(self), (self.request_id, self.waited_s, self.awaited)
 
 
 class FirstChunkTimeout(RequestTimeout):
@@ -89,6 +99,10 @@ class StreamConsumed(HeadraceError):
     """A stream was iterated twice; attach() gives a fresh one."""
 
 
+class StreamUnfinished(HeadraceError):
+    """A stream was asked for its completion before its end."""
+
+
 class RequestError(HeadraceError):
     """The request was answered, and the answer is "no"."""
 
@@ -103,7 +117,7 @@ class RequestError(HeadraceError):
         code: ErrorCode | None = None,
         worker_id: str | None = None,
     ) -> None:
-        self.message = message
+        self.message = message = _shorten(message)
         self.request_id = request_id
         self.code = code or self.default_code
         self.worker_id = worker_id
@@ -216,3 +230,9 @@ def error_for(
 ) -> RequestError:
     """Return the exception, not raised, that stands for a terminal error from the wire."""
     return CLASS_OF_CODE[code](message, request_id=request_id, code=code, worker_id=worker_id)
+
+
+def _shorten(message: str) -> str:
+    if len(message) <= MAX_MESSAGE_LENGTH:
+        return message
+    return message[: MAX_MESSAGE_LENGTH - 1] + "…"

@@ -7,25 +7,29 @@ extension types are refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgpack
+from typing import Any, cast
 
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
 from headrace.keys import check_request_id, check_tenant
+from headrace.packing import (
+    MAX_PAYLOAD_BYTES,
+    MAX_PROMPT_TOKENS,
+    finite,
+    list_of,
+    optional_text,
+    pack,
+    text,
+    unpack,
+    unpack_map,
+)
 from headrace.sampling import SamplingParams
 from headrace.types import FinishReason, Message, Timings, TokenLogprob, Usage
 
 VERSION = 1
 
-MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
-MAX_PROMPT_TOKENS = 262_144
-MAX_MAP_ENTRIES = 4_096
 MAX_METADATA_BYTES = 16 * 1024
-MAX_DEPTH = 16
 
 CHUNK_FIELD = b"c"
 TERMINAL_FIELD = b"e"
@@ -38,9 +42,7 @@ class RequestMessage:
     request_id: str
     tenant: str
     sampling: SamplingParams
-    prompt: str | tuple[int, ...] | None = (
-        None  # text or token ids; exactly one of prompt and messages
-    )
+    prompt: str | tuple[int, ...] | None = None  # text or token ids, or else messages
     messages: tuple[Message, ...] | None = None
     model: str | None = None  # None: whatever the queue's workers serve
     metadata: dict[str, Any] = field(default_factory=dict)  # handed back with the completion
@@ -90,7 +92,7 @@ def decode_request(payload: bytes) -> RequestMessage:
     Raises InvalidRequest that names the value at fault, with code UNDECODABLE, UNSUPPORTED_VERSION
     or INVALID_REQUEST.
     """
-    body = _unpack_map(payload)
+    body = unpack_map(payload)
     version = body.get("v")
     if version != VERSION or isinstance(version, bool):
         raise InvalidRequest(
@@ -102,11 +104,27 @@ def decode_request(payload: bytes) -> RequestMessage:
         sampling=SamplingParams.from_wire(body.get("s", {})),
         prompt=_decode_prompt(body.get("p")),
         messages=_decode_messages(body.get("m")),
-        model=_optional_text("model", body.get("model")),
+        model=optional_text("model", body.get("model")),
         metadata=_decode_metadata(body.get("meta")),
     )
     check_prompt(message.prompt, message.messages)
+    if message.sampling.n != 1:  # the client sends n requests instead
+        raise InvalidRequest(f"n {message.sampling.n} never travels; send n requests")
     return message
+
+
+def check_metadata(metadata: object) -> None:
+    """Raise InvalidRequest unless metadata is a map with text keys, small enough to travel."""
+    if not isinstance(metadata, dict):
+        raise InvalidRequest(f"metadata must be a map, not {type(metadata).__name__}")
+    for key in metadata:
+        text("a key of metadata", key)
+    try:
+        size = len(pack(metadata))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"metadata cannot be encoded: {error}") from error
+    if size > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"metadata has {size} bytes, at most {MAX_METADATA_BYTES} are taken")
 
 
 def check_prompt(prompt: object, messages: object) -> None:
@@ -116,6 +134,10 @@ def check_prompt(prompt: object, messages: object) -> None:
         raise InvalidRequest(f"give exactly one of prompt and messages; {given} was given")
     if prompt is not None and not prompt:
         raise InvalidRequest(f"prompt is empty: {prompt!r}")
+    if isinstance(prompt, tuple) and len(prompt) > MAX_PROMPT_TOKENS:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} token ids, at most {MAX_PROMPT_TOKENS} are taken"
+        )
     if messages is not None and not messages:
         raise InvalidRequest("messages is empty: []")
 
@@ -124,18 +146,20 @@ def encode_chunk(message: ChunkMessage) -> bytes:
     """Encode the value of CHUNK_FIELD: ``[token ids, pieces]`` and, if asked for, logprobs."""
     body: list[Any] = [message.token_ids, message.pieces]
     if message.logprobs is not None:
-        body.append([[p.token_id, p.logprob, p.top] for p in message.logprobs])
-    return _pack(body)
+        body.append([_flat_logprob(p) for p in message.logprobs])
+    return pack(body)
 
 
 def decode_chunk(data: bytes) -> ChunkMessage:
     """Decode a chunk; raises ProtocolError."""
     try:
-        token_ids, pieces, *rest = _unpack(data)
-        if len(token_ids) != len(pieces):
-            raise ValueError(f"{len(token_ids)} token ids with {len(pieces)} pieces")
-        return ChunkMessage(tuple(token_ids), tuple(pieces), _decode_logprobs(rest))
-    except (TypeError, ValueError, InvalidRequest) as error:
+        token_ids, pieces, *rest = list_of(unpack(data), object)
+        ids = tuple(list_of(token_ids, int))
+        texts = tuple(list_of(pieces, str))
+        if not ids or len(ids) != len(texts):
+            raise ValueError(f"{len(ids)} token ids with {len(texts)} pieces")
+        return ChunkMessage(ids, texts, _decode_logprobs(rest, len(ids)))
+    except (TypeError, ValueError) as error:
         raise ProtocolError(f"unreadable chunk of {len(data)} bytes: {error}") from error
 
 
@@ -153,35 +177,35 @@ def encode_terminal(message: TerminalMessage) -> bytes:
         body["error"] = message.error_message
     if message.worker_id is not None:
         body["worker"] = message.worker_id
-    return _pack(body)
+    return pack(body)
 
 
 def decode_terminal(data: bytes) -> TerminalMessage:
     """Decode a terminal entry; raises ProtocolError."""
     try:
-        body = _unpack_map(data)
-        if body.get("v") != VERSION:
+        body = unpack_map(data)
+        if body.get("v") != VERSION or isinstance(body["v"], bool):
             raise ValueError(f"protocol version {body.get('v')!r} is not {VERSION}")
-        return TerminalMessage(
+        message = TerminalMessage(
             finish_reason=FinishReason(body["reason"]),
-            text=body.get("text", ""),
-            usage=Usage(*body["usage"]) if "usage" in body else None,
-            timings=Timings(*body["times"]) if "times" in body else None,
+            text=text("text", body.get("text", "")),
+            usage=_decode_usage(body.get("usage")),
+            timings=_decode_timings(body.get("times")),
             error_code=ErrorCode(body["code"]) if "code" in body else None,
-            error_message=body.get("error", ""),
-            worker_id=body.get("worker"),
+            error_message=text("error", body.get("error", "")),
+            worker_id=optional_text("worker", body.get("worker")),
         )
-    except (KeyError, TypeError, ValueError, InvalidRequest) as error:
+        went_wrong = message.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED)
+        if went_wrong != (message.error_code is not None):
+            raise ValueError(f"reason {message.finish_reason} with code {message.error_code}")
+        return message
+    except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"unreadable terminal entry of {len(data)} bytes: {error}") from error
-
-
-def _pack(body: object) -> bytes:
-    return bytes(msgpack.packb(body, use_bin_type=True))
 
 
 def _pack_payload(body: dict[str, Any]) -> bytes:
     try:
-        payload = _pack(body)
+        payload = pack(body)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the request cannot be encoded: {error}") from error
     if len(payload) > MAX_PAYLOAD_BYTES:
@@ -189,51 +213,6 @@ def _pack_payload(body: dict[str, Any]) -> bytes:
             f"the request has {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken"
         )
     return payload
-
-
-def _refuse_extension(code: int, data: bytes) -> object:
-    raise ValueError(f"extension type {code} with {len(data)} bytes")
-
-
-def _unpack(data: bytes) -> Any:
-    """Decode within limits on size, arrays, maps and depth; extension types are refused."""
-    if len(data) > MAX_PAYLOAD_BYTES:
-        raise InvalidRequest(
-            f"{len(data)} bytes, at most {MAX_PAYLOAD_BYTES} are taken", code=ErrorCode.UNDECODABLE
-        )
-    try:
-        value = msgpack.unpackb(
-            data,
-            strict_map_key=False,
-            ext_hook=_refuse_extension,
-            max_array_len=MAX_PROMPT_TOKENS,
-            max_map_len=MAX_MAP_ENTRIES,
-            max_ext_len=0,
-        )
-        _check_depth(value, MAX_DEPTH)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise InvalidRequest(
-            f"not readable as msgpack: {error}", code=ErrorCode.UNDECODABLE
-        ) from error
-    return value
-
-
-def _check_depth(value: object, left: int) -> None:
-    if isinstance(value, dict | list):
-        if left == 0:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
-        for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, dict | list):
-                _check_depth(item, left - 1)
-
-
-def _unpack_map(data: bytes) -> dict[str, Any]:
-    body = _unpack(data)
-    if not isinstance(body, dict):
-        raise InvalidRequest(
-            f"expected a map, got {type(body).__name__}", code=ErrorCode.UNDECODABLE
-        )
-    return body
 
 
 def _decode_prompt(prompt: object) -> str | tuple[int, ...] | None:
@@ -263,27 +242,49 @@ def _decode_messages(messages: object) -> tuple[Message, ...] | None:
 def _decode_metadata(metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
-    if not isinstance(metadata, dict):
-        raise InvalidRequest(f"metadata must be a map, not {type(metadata).__name__}")
-    return metadata
+    check_metadata(metadata)
+    return cast("dict[str, Any]", metadata)
 
 
-def _optional_text(name: str, value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be text, not {value!r}")
-    return value
+def _flat_logprob(logprob: TokenLogprob) -> list[int | float]:
+    """Return ``[token id, logprob, first id, its logprob, …]``: one array a token."""
+    pairs = ((logprob.token_id, logprob.logprob), *logprob.top)
+    return [number for pair in pairs for number in pair]
 
 
-def _decode_logprobs(rest: list[Any]) -> tuple[TokenLogprob, ...] | None:
+def _decode_logprobs(rest: list[Any], num_tokens: int) -> tuple[TokenLogprob, ...] | None:
     if not rest:
         return None
-    return tuple(
-        TokenLogprob(token_id, _finite(logprob), tuple((i, _finite(p)) for i, p in top))
-        for token_id, logprob, top in rest[0]
+    (rows,) = rest
+    if len(rows) != num_tokens:
+        raise ValueError(f"{len(rows)} logprobs with {num_tokens} token ids")
+    return tuple(_decode_logprob(row) for row in rows)
+
+
+def _decode_logprob(row: object) -> TokenLogprob:
+    numbers = list_of(row, object)
+    token_ids = list_of(numbers[0::2], int)
+    logprobs = [finite("logprob", number) for number in numbers[1::2]]
+    (own, *top) = zip(token_ids, logprobs, strict=True)
+    return TokenLogprob(own[0], own[1], tuple(top))
+
+
+def _decode_usage(counts: object) -> Usage | None:
+    if counts is None:
+        return None
+    prompt, completion, cached = list_of(counts, int)
+    if min(prompt, completion, cached) < 0:
+        raise ValueError(f"a count of tokens is negative in {counts!r}")
+    return Usage(prompt, completion, cached)
+
+
+def _decode_timings(times: object) -> Timings | None:
+    if times is None:
+        return None
+    queue_s, ttft_s, tpot_s, e2e_s = list_of(times, object)
+    return Timings(
+        queue_s=finite("queue_s", queue_s),
+        ttft_s=None if ttft_s is None else finite("ttft_s", ttft_s),
+        tpot_s=None if tpot_s is None else finite("tpot_s", tpot_s),
+        e2e_s=finite("e2e_s", e2e_s),
     )
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"logprob {value!r} is not finite")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64 - 1
 MAX_INT = 2**31 - 1
 
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -33,9 +36,7 @@ class SamplingParams:
     top_p: float = 1.0  # [0, 1]; 0 is greedy
     top_k: int = 0  # >= 0; 0 keeps all
     min_p: float = 0.0  # [0, 1]
-    stop: tuple[
-        str, ...
-    ] = ()  # the output ends before the first of these; a lone string is taken too
+    stop: tuple[str, ...] = ()  # the output ends before the first of these strings
     stop_token_ids: tuple[int, ...] = ()  # the output ends at the first of these
     seed: int | None = None  # unsigned 64 bit; None: derived from the request id
     n: int = 1  # answers to one prompt
@@ -91,7 +92,21 @@ def _normalise(params: SamplingParams) -> None:
     elif isinstance(params.stop_token_ids, list):
         _set(params, "stop_token_ids", tuple(params.stop_token_ids))
     if isinstance(params.logit_bias, Mapping):
-        _set(params, "logit_bias", {_token_id(k): v for k, v in params.logit_bias.items()} or None)
+        _set(params, "logit_bias", _normal_bias(params.logit_bias))
+    # One spelling a value: 0 and 0.0 would otherwise make two payloads of one request.
+    for name in ("temperature", "top_p", "min_p", *_PENALTIES):
+        _set(params, name, _as_float(getattr(params, name)))
+
+
+def _normal_bias(bias: Mapping[Any, Any]) -> dict[Any, Any] | None:
+    normal = {_token_id(key): _as_float(value) for key, value in bias.items()}
+    if all(type(key) is int for key in normal):
+        normal = dict(sorted(normal.items()))
+    return normal or None
+
+
+def _as_float(value: object) -> object:
+    return float(value) if type(value) is int and abs(value) <= MAX_INT else value
 
 
 def _set(params: SamplingParams, name: str, value: object) -> None:
@@ -160,8 +175,9 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # "not (low <= value)" is also true of NaN, where "value < low" is not.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
+    if not abs(value) <= sys.float_info.max:  # also true of NaN, and of integers beyond any float
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be in [{low:g}, {high:g}], not {value!r}")

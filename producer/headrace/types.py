@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
+
+from headrace.errors import ConfigurationError
 
 Prompt = str | list[int]
 """Text, or token ids that are used as they are."""
@@ -123,3 +126,19 @@ class Timeout:
     first_chunk: float | None = 120.0  # from the call to the first chunk
     between_chunks: float | None = 60.0  # longest silence after the first
     total: float | None = 3600.0  # from the call to the terminal entry
+    redis: float | None = 10.0  # how long enqueue, status and cancel go on trying without Redis
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if value is not None and not _is_wait(value):
+                raise ConfigurationError(
+                    f"Timeout.{part.name} must be a positive number of seconds or None, "
+                    f"not {value!r}"
+                )
+
+
+def _is_wait(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < math.inf

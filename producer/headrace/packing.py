@@ -1,0 +1,114 @@
+"""Msgpack within limits: what is read from the wire can be neither too big, too deep, nor code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import msgpack
+
+from headrace.errors import ErrorCode, InvalidRequest
+
+T = TypeVar("T")
+
+MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
+MAX_PROMPT_TOKENS = 262_144
+MAX_MAP_ENTRIES = 4_096
+MAX_CONTAINERS = 16_384
+MAX_DEPTH = 16
+
+
+def pack(body: object) -> bytes:
+    """Encode plain values; raises TypeError, ValueError or OverflowError."""
+    return bytes(msgpack.packb(body, use_bin_type=True))
+
+
+def unpack(data: bytes) -> Any:
+    """Decode within limits on size, arrays, maps, containers and depth; no extension types."""
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise InvalidRequest(
+            f"{len(data)} bytes, at most {MAX_PAYLOAD_BYTES} are taken", code=ErrorCode.UNDECODABLE
+        )
+    count = _ContainerCount()
+    try:
+        value = msgpack.unpackb(
+            data,
+            strict_map_key=False,
+            ext_hook=_refuse_extension,
+            list_hook=count.one_more,
+            object_hook=count.one_more,
+            max_array_len=MAX_PROMPT_TOKENS,
+            max_map_len=MAX_MAP_ENTRIES,
+            max_ext_len=0,
+        )
+        _check_depth(value, MAX_DEPTH)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise InvalidRequest(
+            f"not readable as msgpack: {error}", code=ErrorCode.UNDECODABLE
+        ) from error
+    return value
+
+
+def unpack_map(data: bytes) -> dict[str, Any]:
+    """Decode a map; raises InvalidRequest with code UNDECODABLE."""
+    body = unpack(data)
+    if not isinstance(body, dict):
+        raise InvalidRequest(
+            f"expected a map, got {type(body).__name__}", code=ErrorCode.UNDECODABLE
+        )
+    return body
+
+
+def list_of(values: object, kind: type[T]) -> list[T]:
+    """Return the list, or raise TypeError that names the first element of another type."""
+    if not isinstance(values, list):
+        raise TypeError(f"expected a list, got {type(values).__name__}")
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"expected {kind.__name__}, got {value!r}")
+    return values
+
+
+def text(name: str, value: object) -> str:
+    """Return the text, or raise InvalidRequest that names the value."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text, not {value!r}")
+    return value
+
+
+def optional_text(name: str, value: object) -> str | None:
+    """Return the text or None, or raise InvalidRequest that names the value."""
+    return None if value is None else text(name, value)
+
+
+def finite(name: str, value: object) -> float:
+    """Return the number, or raise ValueError where it is none, NaN or infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _refuse_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"extension type {code} with {len(data)} bytes")
+
+
+class _ContainerCount:
+    """Stops a bomb while it goes off: an empty map is one byte on the wire and 64 in memory."""
+
+    def __init__(self) -> None:
+        self._left = MAX_CONTAINERS
+
+    def one_more(self, container: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
+        return container
+
+
+def _check_depth(value: object, left: int) -> None:
+    if isinstance(value, dict | list):
+        if left == 0:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, dict | list):
+                _check_depth(item, left - 1)

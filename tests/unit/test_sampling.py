@@ -1,0 +1,175 @@
+"""Sampling options: every range has two ends, and whatever lies outside is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import InvalidRequest
+from headrace.sampling import MAX_LOGIT_BIAS, MAX_SEED, SamplingParams
+
+ACCEPTED: list[tuple[str, Any]] = [
+    ("max_tokens", 1),
+    ("max_tokens", None),
+    ("temperature", 0),
+    ("temperature", 2.5),
+    ("top_p", 0.0),
+    ("top_p", 1),
+    ("top_k", 0),
+    ("top_k", 50),
+    ("min_p", 1.0),
+    ("seed", 0),
+    ("seed", MAX_SEED),
+    ("n", 128),
+    ("logprobs", 0),
+    ("logprobs", 20),
+    ("presence_penalty", -2),
+    ("frequency_penalty", 2.0),
+    ("repetition_penalty", 10),
+    ("min_tokens", 256),
+    ("ignore_eos", True),
+    ("stop", "\n\n"),
+    ("stop", ["a"] * 16),
+    ("stop_token_ids", [0, 2]),
+    ("logit_bias", {5: -100, 6: 100.0}),
+]
+
+REFUSED: list[tuple[str, Any]] = [
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**31),
+    ("max_tokens", 1.5),
+    ("max_tokens", True),
+    ("max_tokens", "16"),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", 10**400),
+    ("temperature", True),
+    ("temperature", "hot"),
+    ("temperature", None),
+    ("top_p", -0.01),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("top_k", -1),
+    ("top_k", 1.0),
+    ("min_p", 1.5),
+    ("min_p", -math.inf),
+    ("seed", -1),
+    ("seed", 2**64),
+    ("seed", 1.0),
+    ("n", 0),
+    ("n", 129),
+    ("n", None),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("presence_penalty", 2.01),
+    ("frequency_penalty", -2.01),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 10.5),
+    ("min_tokens", -1),
+    ("ignore_eos", 1),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", [b"x"]),
+    ("stop", {"a"}),
+    ("stop", ["x" * 257]),
+    ("stop", ["a"] * 17),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", [0] * 65),
+    ("stop_token_ids", 7),
+    ("logit_bias", {5: 100.5}),
+    ("logit_bias", {5: math.nan}),
+    ("logit_bias", {-5: 1.0}),
+    ("logit_bias", {"five": 1.0}),
+    ("logit_bias", [(5, 1.0)]),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED)
+def test_ends_of_each_range_are_accepted(name: str, value: Any) -> None:
+    """A value at the end of its range is taken."""
+    SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_values_outside_are_refused_by_name(name: str, value: Any) -> None:
+    """A value out of range or of the wrong type raises InvalidRequest that names the option."""
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_refusal_quotes_the_value() -> None:
+    """The message holds the offending value, so that a log line is enough."""
+    with pytest.raises(InvalidRequest, match=r"top_p must be in \[0, 1\], not 1\.7"):
+        SamplingParams(top_p=1.7)
+
+
+def test_min_tokens_cannot_exceed_max_tokens() -> None:
+    """Asking for more tokens than are allowed is a contradiction, and is refused."""
+    with pytest.raises(InvalidRequest, match="min_tokens 9 exceeds max_tokens 8"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_spellings_of_other_apis_are_one_value() -> None:
+    """A lone stop string, lists, text keys and whole numbers mean the same as the plain forms."""
+    loose = SamplingParams(
+        stop="\n", stop_token_ids=[3], logit_bias={"9": 1, "5": -1}, temperature=0
+    )  # type: ignore[arg-type]
+    strict = SamplingParams(
+        stop=("\n",), stop_token_ids=(3,), logit_bias={5: -1.0, 9: 1.0}, temperature=0.0
+    )
+    assert loose == strict
+    assert repr(loose.to_wire()) == repr(strict.to_wire())
+
+
+def test_params_cannot_be_changed() -> None:
+    """Options are frozen once they are checked."""
+    with pytest.raises(AttributeError):
+        SamplingParams().top_p = 3.0  # type: ignore[misc]
+
+
+def test_only_what_differs_travels() -> None:
+    """Options at their defaults stay off the wire."""
+    assert SamplingParams().to_wire() == {}
+    assert SamplingParams(max_tokens=None, seed=7).to_wire() == {"max_tokens": None, "seed": 7}
+
+
+@pytest.mark.parametrize("options", [None, [], "x", 3])
+def test_options_from_the_wire_must_be_a_map(options: object) -> None:
+    """Anything but a map of options is refused."""
+    with pytest.raises(InvalidRequest, match="sampling options must be a map"):
+        SamplingParams.from_wire(options)
+
+
+@pytest.mark.parametrize("name", ["best_of", "__class__", 7])
+def test_unknown_options_are_refused(name: object) -> None:
+    """An option that this version does not know is refused by name, never ignored."""
+    with pytest.raises(InvalidRequest, match="unknown sampling option"):
+        SamplingParams.from_wire({name: 1})
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        max_tokens=st.none() | st.integers(64, 2**31 - 1),
+        temperature=st.floats(0, 5),
+        top_p=st.floats(0, 1),
+        top_k=st.integers(0, 1000),
+        stop=st.lists(st.text(min_size=1, max_size=9), max_size=4),
+        seed=st.none() | st.integers(0, MAX_SEED),
+        logit_bias=st.none() | st.dictionaries(st.integers(0, 9), st.floats(-100, 100), min_size=1),
+        min_tokens=st.integers(0, 64),
+        ignore_eos=st.booleans(),
+    )
+)
+def test_wire_keeps_every_option(params: SamplingParams) -> None:
+    """Options come back from the wire as they went."""
+    assert SamplingParams.from_wire(params.to_wire()) == params
