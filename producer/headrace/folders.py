@@ -1,4 +1,4 @@
-"""Where Headrace keeps things: models and kernels in a cache, the embedded queue in a state folder."""
+"""Where Headrace keeps things: models and kernels in a cache, the queue in a state folder."""
 
 from __future__ import annotations
 

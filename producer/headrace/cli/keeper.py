@@ -118,7 +118,11 @@ def _start(folder: Path, socket_path: str, command: list[str]) -> subprocess.Pop
     log = folder / "valkey.log"
     log_start = log.stat().st_size
     server = subprocess.Popen(
-        command, cwd=folder, pass_fds=(lock,), start_new_session=True, preexec_fn=die_with_parent
+        command,
+        cwd=folder,
+        pass_fds=(lock,),
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - no second thread runs yet
     )
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers_ping(socket_path):
