@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from enum import StrEnum
 from typing import Literal, TextIO
 
 import structlog
@@ -18,38 +17,36 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
+# The names of events. Reported at level info:
+WORKER_STARTED = "worker.started"
+WORKER_DRAINING = "worker.draining"
+WORKER_STOPPED = "worker.stopped"
+MODEL_LOADED = "model.loaded"
+KV_CACHE_ALLOCATED = "kv_cache.allocated"
+GROUP_CREATED = "group.created"
+REDIS_RECONNECTED = "redis.reconnected"
+REQUEST_FINISHED = "request.finished"  # the canonical line: enough to answer "why was it slow?"
+# warning:
+REDIS_DISCONNECTED = "redis.disconnected"
+DELIVERY_RECLAIMED = "delivery.reclaimed"
+REQUEST_REJECTED = "request.rejected"
+REQUEST_CANCELLED = "request.cancelled"
+REQUEST_DROPPED = "request.dropped"  # no longer ours: another worker holds it, or it is gone
+SEQUENCE_PREEMPTED = "sequence.preempted"  # the first time for a request
+READER_SLOW = "reader.slow"
+STREAM_ROLLED_BACK = "stream.rolled_back"  # Redis lost tokens that it had acknowledged
+# error:
+REQUEST_FAILED = "request.failed"
+REQUEST_DEAD_LETTERED = "request.dead_lettered"
+ENGINE_STEP_FAILED = "engine.step_failed"
+ENGINE_STALLED = "engine.stalled"
+# debug:
+REQUEST_RECEIVED = "request.received"
+REQUEST_ADMITTED = "request.admitted"
+REQUEST_FIRST_TOKEN = "request.first_token"
+ENGINE_STEPPED = "engine.stepped"
+
 _PASSWORD = re.compile(r"(\w://[^\s/@:]*:)[^\s@]+@")
-
-
-class Event(StrEnum):
-    """What can happen; the name of a line. The level at which each is logged stands above it."""
-
-    # info
-    WORKER_STARTED = "worker.started"
-    WORKER_DRAINING = "worker.draining"
-    WORKER_STOPPED = "worker.stopped"
-    MODEL_LOADED = "model.loaded"
-    KV_CACHE_ALLOCATED = "kv_cache.allocated"
-    GROUP_CREATED = "group.created"
-    REDIS_RECONNECTED = "redis.reconnected"
-    REQUEST_FINISHED = "request.finished"  # the canonical line: enough to answer "why was it slow?"
-    # warning
-    REDIS_DISCONNECTED = "redis.disconnected"
-    DELIVERY_RECLAIMED = "delivery.reclaimed"
-    REQUEST_REJECTED = "request.rejected"
-    REQUEST_CANCELLED = "request.cancelled"
-    SEQUENCE_PREEMPTED = "sequence.preempted"  # the first time for a request
-    READER_SLOW = "reader.slow"
-    # error
-    REQUEST_FAILED = "request.failed"
-    REQUEST_DEAD_LETTERED = "request.dead_lettered"
-    ENGINE_STEP_FAILED = "engine.step_failed"
-    ENGINE_STALLED = "engine.stalled"
-    # debug
-    REQUEST_RECEIVED = "request.received"
-    REQUEST_ADMITTED = "request.admitted"
-    REQUEST_FIRST_TOKEN = "request.first_token"
-    ENGINE_STEPPED = "engine.stepped"
 
 
 def configure_logs(
