@@ -21,6 +21,7 @@ from headrace_worker.serving.token_bytes import token_decoder
 
 VOCABULARY_FILE = "tokenizer.json"
 MANNERS_FILE = "headrace.json"
+FORM = 1  # of these two files; another form is another number
 
 
 @dataclass(frozen=True, slots=True)

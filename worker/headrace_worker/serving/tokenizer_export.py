@@ -1,0 +1,80 @@
+"""Write a model's tokenizer down in the form that the transport process reads.
+
+``python -m headrace_worker.serving.tokenizer_export MODEL FOLDER``. AutoTokenizer knows how each
+model family wants its tokenizer built, and brings in torch (2 s, 250 MB). So it runs in this process of
+its own, once, and what it made is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader
+from transformers import AutoTokenizer
+
+from headrace_worker.serving.tokenizer import MANNERS_FILE, VOCABULARY_FILE, Manners
+
+_GGUF_ENDS = ("eos", "eot", "eom")  # of sequence, of turn, of message
+
+
+def export(model: Path, folder: Path) -> None:
+    """Write VOCABULARY_FILE and MANNERS_FILE of a folder or .gguf file into an existing folder.
+
+    Raises ValueError or OSError where transformers cannot make a fast tokenizer of it.
+    """
+    tokenizer = load_reference(model)
+    manners = Manners(
+        chat_template=_default_template(tokenizer),
+        special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=frozenset({tokenizer.eos_token_id, *_configured_eos(model)} - {None}),
+    )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"{type(tokenizer).__name__} has no fast tokenizer")
+    backend.save(str(folder / VOCABULARY_FILE))
+    (folder / MANNERS_FILE).write_text(manners.to_json(), "utf-8")
+
+
+def load_reference(model: Path) -> Any:
+    """Return the tokenizer that transformers would use; code that comes with a model is not run."""
+    factory: Any = AutoTokenizer  # transformers leaves it untyped
+    if model.suffix == ".gguf":
+        return factory.from_pretrained(str(model.parent), gguf_file=model.name)
+    return factory.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
+
+
+def _default_template(tokenizer: Any) -> str | None:
+    return str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
+
+
+def _configured_eos(model: Path) -> set[int]:
+    """Return the end-of-sequence ids that stand beside the tokenizer's own; models have several."""
+    if model.suffix == ".gguf":
+        reader = GGUFReader(model)
+        fields = [reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
+        return {int(field.contents()) for field in fields if field is not None}
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (file := model / name).is_file():
+            eos = json.loads(file.read_text("utf-8")).get("eos_token_id")
+            found |= set(eos) if isinstance(eos, list) else {eos}
+    return found - {None}
+
+
+def main(arguments: list[str]) -> int:
+    """Export; the exit code says whether it worked, and stderr why not."""
+    model, folder = map(Path, arguments)
+    try:
+        export(model, folder)
+    except (ValueError, OSError, ImportError, LookupError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
