@@ -1,8 +1,8 @@
 """Write a model's tokenizer down in the form that the transport process reads.
 
 ``python -m headrace_worker.serving.tokenizer_export MODEL FOLDER``. AutoTokenizer knows how each
-model family wants its tokenizer built, and brings in torch (2 s, 250 MB). So it runs in this process of
-its own, once, and what it made is kept.
+model family wants its tokenizer built, and brings in torch (2 s, 250 MB). So it runs in this process
+of its own, once, and what it made is kept.
 """
 
 from __future__ import annotations
