@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,10 @@ READY = "ready"
 START_TIMEOUT_S = 60.0  # a long log of requests has to be read first
 LOCK_TIMEOUT_S = 15.0
 POLL_S = 0.01
+
+# Loaded here, since little is safe between fork and exec.
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 class StartError(Exception):
@@ -77,11 +82,12 @@ def lock_within(descriptor: int, kind: int, timeout_s: float) -> bool:
             return True
 
 
-def die_with_parent() -> None:
+def die_with(parent_pid: int) -> None:
     """Ask Linux to send this process SIGTERM when its parent dies, however it dies."""
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it died before we asked
+            os._exit(1)
 
 
 def _become_daemon(folder: Path) -> None:
@@ -122,7 +128,7 @@ def _start(folder: Path, socket_path: str, command: list[str]) -> subprocess.Pop
         cwd=folder,
         pass_fds=(lock,),
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - no second thread runs yet
+        preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - no second thread runs yet
     )
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers_ping(socket_path):
