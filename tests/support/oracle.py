@@ -1,4 +1,4 @@
-"""An engine whose model is an oracle: what it answers depends on every token id it reads back from the cache.
+"""An engine whose model is an oracle: it answers by every token id it reads back from the cache.
 
 A wrong slot, block table, position or reused block changes the answer, so "equal to the solo run"
 proves the paging.
@@ -33,7 +33,7 @@ _MASK = 2**61 - 1
 
 
 class OracleBackend(AttentionBackend):
-    """Stores token ids where keys would be; attending returns a hash of all the ids before a token."""
+    """Stores token ids where keys would be; attending hashes all the ids up to a token."""
 
     name: ClassVar[str] = "oracle"
 
@@ -116,6 +116,7 @@ def make_engine(
     reserve: Reserve = Reserve.EXPECTED,
     enable_prefix_caching: bool = True,
     decoder: OracleDecoder | None = None,
+    sampled_vocab_size: int | None = None,
 ) -> Engine:
     """Build an engine over the oracle."""
     spec = KVCacheSpec(1, 1, 1, torch.int64, torch.device("cpu"), block_size)
@@ -129,7 +130,11 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     runner = ModelRunner(
-        decoder or OracleDecoder(), backend, block_size=block_size, device=spec.device
+        decoder or OracleDecoder(),
+        backend,
+        block_size=block_size,
+        device=spec.device,
+        sampled_vocab_size=sampled_vocab_size,
     )
     return Engine(scheduler, runner, vocab_size=VOCAB_SIZE)
 
@@ -181,7 +186,7 @@ class Answers:
 
 
 def run(engine: Engine, *commands: AddSequence, max_steps: int = 2000) -> Answers:
-    """Add, then step until nothing is left, with the books checked after every step."""
+    """Add, then step until nothing is left; the books are checked after every step."""
     for command in commands:
         engine.add(command)
     answers = Answers()

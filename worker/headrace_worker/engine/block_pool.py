@@ -120,13 +120,13 @@ class BlockPool:
             self._forget_digest(block)
 
     def check_integrity(self) -> None:
-        """Raise BlockPoolCorrupted unless free + cached + referenced = all, each block once."""
+        """Raise BlockPoolCorrupted unless free + cached + referenced = all, once each."""
         referenced = {block for block, count in enumerate(self._ref_counts) if count > 0}
         places = [*self._free, *self._cached, *referenced]
         if sorted(places) != list(range(1, self.num_blocks + 1)):
             raise BlockPoolCorrupted(
-                f"{len(self._free)} free + {len(self._cached)} cached + {len(referenced)} referenced"
-                f" are not {self.num_blocks} different blocks"
+                f"{len(self._free)} free, {len(self._cached)} cached and {len(referenced)}"
+                f" referenced blocks are not the {self.num_blocks} that there are"
             )
         if any(self._block_of.get(digest) != block for block, digest in self._digest_of.items()):
             raise BlockPoolCorrupted("a digest and its block disagree")

@@ -92,10 +92,11 @@ class _Rows:
         chunks = torch.nn.functional.pad(weights, (0, pad)).view(len(weights), -1, _CHUNK)
         ends = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, chunks]
         target = self._uniforms[:, None] * ends[:, -1:]
-        chunk = _first_beyond(ends, target)  # [rows, 1]
+        chunk = _first_beyond(ends, target, ends[:, -1:])  # [rows, 1]
         within = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK)).squeeze(1)
         before = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0)
-        offset = _first_beyond(within.cumsum(-1, dtype=torch.float64), target - before)
+        within_ends = within.cumsum(-1, dtype=torch.float64)
+        offset = _first_beyond(within_ends, target - before, within_ends[:, -1:])
         return (chunk * _CHUNK + offset).squeeze(-1).tolist()
 
     def draw(self, num_candidates: int) -> list[int]:
@@ -109,7 +110,7 @@ class _Rows:
         num_kept = self._count_kept(weights)  # [rows, 1]
         ends = weights.cumsum(-1)
         total = ends.gather(1, num_kept - 1)
-        index = _first_beyond(ends, self._uniforms[:, None] * total)
+        index = _first_beyond(ends, self._uniforms[:, None] * total, total)
         drawn: list[int] = token_ids.gather(1, index).squeeze(-1).tolist()
         if num_candidates < self._scaled.shape[-1]:
             is_complete = values.gather(1, num_kept - 1) > values[:, -1:]  # no equal one outside
@@ -135,13 +136,12 @@ class _Rows:
     def _count_kept(self, weights: torch.Tensor) -> torch.Tensor:
         """Apply top-k, then top-p to what is left, then min-p; each keeps a head of the weights."""
         vocab_size = self._scaled.shape[-1]
-        limits = [kept.top_k if kept.top_k else vocab_size for kept in self._filters]
-        top_k = torch.tensor(limits, device=weights.device)[:, None].clamp(max=weights.shape[-1])
+        limits = [kept.top_k or vocab_size for kept in self._filters]
+        limit = torch.tensor(limits, device=weights.device)[:, None]
+        top_k = limit.clamp(max=weights.shape[-1])
         ends = weights.cumsum(-1)
-        if any(kept.top_k for kept in self._filters):
-            mass = ends.gather(1, top_k - 1)
-        else:
-            mass = (self._scaled - self._max).exp_().sum(-1, dtype=torch.float64, keepdim=True)
+        whole = (self._scaled - self._max).exp_().sum(-1, dtype=torch.float64, keepdim=True)
+        mass = torch.where(limit < vocab_size, ends.gather(1, top_k - 1), whole)
         top_p = self._column([kept.top_p for kept in self._filters])
         # A token stays while those before it do not reach top_p; with 1 all stay, rounding or not.
         in_top_p = ((ends - weights) < top_p * mass) | (top_p >= 1)
@@ -153,8 +153,10 @@ class _Rows:
         return torch.tensor(numbers, dtype=torch.float64, device=self._scaled.device)[:, None]
 
 
-def _first_beyond(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return per row the first index whose cumulated weight exceeds the target."""
-    # Never the very end: whatever rounding says, the index found has a weight of its own.
-    below_end = torch.minimum(target, torch.nextafter(ends[:, -1:], torch.zeros_like(target)))
-    return torch.searchsorted(ends, below_end, right=True)
+def _first_beyond(ends: torch.Tensor, target: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Return per row the first index whose cumulated weight exceeds the target.
+
+    The target is kept below ``last``, the end of the draw: rounding never finds a weightless index.
+    """
+    below_last = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
+    return torch.searchsorted(ends, below_last, right=True)

@@ -1,0 +1,124 @@
+"""A draw depends on its own row, seed and position alone, and follows the distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace_worker.engine.draw import Filter, draw_tokens, uniform
+
+ALL = Filter(top_k=0, top_p=1.0, min_p=0.0)
+
+
+def draw_many(logits: list[float], kept: Filter, count: int = 4000) -> list[float]:
+    """Return how often each token comes out of that many draws."""
+    rows = torch.tensor([logits]).expand(count, -1).contiguous()
+    drawn = draw_tokens(rows, [kept] * count, [uniform(seed, 3) for seed in range(count)])
+    return [drawn.count(token) / count for token in range(len(logits))]
+
+
+def bf16_like(num_rows: int, vocab: int) -> torch.Tensor:
+    """Random logits with many equal values, as a bf16 model makes them."""
+    generator = torch.Generator().manual_seed(7)
+    return (torch.randn(num_rows, vocab, generator=generator) * 2).to(torch.bfloat16).float()
+
+
+def test_the_number_behind_a_draw_never_changes() -> None:
+    """These are golden values: another release must continue a stream with the same tokens."""
+    assert uniform(0, 0) == 0.9308462918055221
+    assert uniform(2**64 - 1, 123_456) == 0.8650623385863153
+
+
+def test_neighbouring_seeds_and_positions_are_unrelated() -> None:
+    """Numbers for seed + i, and for position + i, are spread evenly over [0, 1)."""
+    for numbers in ([uniform(i, 5) for i in range(4000)], [uniform(5, i) for i in range(4000)]):
+        assert all(0 <= number < 1 for number in numbers)
+        tenths = [sum(int(number * 10) == tenth for number in numbers) for tenth in range(10)]
+        assert min(tenths) > 330
+        assert max(tenths) < 470
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (ALL, [0.5, 0.25, 0.15, 0.1]),
+        (Filter(2, 1.0, 0.0), [2 / 3, 1 / 3, 0, 0]),
+        (Filter(0, 0.76, 0.0), [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        (Filter(0, 0.5, 0.0), [1, 0, 0, 0]),
+        (Filter(0, 1.0, 0.4), [2 / 3, 1 / 3, 0, 0]),
+        (Filter(3, 0.6, 0.0), [2 / 3, 1 / 3, 0, 0]),
+        (Filter(3, 1.0, 0.4), [2 / 3, 1 / 3, 0, 0]),
+    ],
+)
+def test_tokens_come_out_as_often_as_the_filtered_distribution_says(
+    kept: Filter, expected: list[float]
+) -> None:
+    """Top-k first, top-p of what is left, min-p of the most likely; then the rest is normalized."""
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log().tolist()
+    assert draw_many(logits, kept) == pytest.approx(expected, abs=0.03)
+    assert [share > 0 for share in draw_many(logits, kept)] == [share > 0 for share in expected]
+
+
+@pytest.mark.parametrize("kept", [ALL, Filter(0, 0.9, 0.0), Filter(50, 1.0, 0.0)])
+def test_a_row_draws_the_same_token_in_any_company(kept: Filter) -> None:
+    """Alone, in a crowd, in another order and beside other filters: the token is the same."""
+    logits = bf16_like(12, 3000)
+    uniforms = [uniform(seed, 9) for seed in range(12)]
+    alone = [draw_tokens(logits[i : i + 1], [kept], uniforms[i : i + 1])[0] for i in range(12)]
+    others = [ALL, Filter(5, 0.5, 0.1), Filter(500, 1.0, 0.0)]
+    mixed = [kept if i % 2 else others[i % 3] for i in range(12)]
+    order = list(reversed(range(12)))
+    backwards = draw_tokens(logits[order], [mixed[i] for i in order], [uniforms[i] for i in order])[
+        ::-1
+    ]
+    assert draw_tokens(logits, [kept] * 12, uniforms) == alone
+    assert [backwards[i] for i in range(1, 12, 2)] == alone[1::2]
+
+
+@pytest.mark.parametrize(
+    "kept", [Filter(0, 0.3, 0.0), Filter(0, 0.999, 0.0), Filter(40, 0.9, 0.0), Filter(900, 1, 0.02)]
+)
+def test_looking_at_candidates_only_gives_what_a_full_sort_gives(kept: Filter) -> None:
+    """The shortcut for large vocabularies agrees with the definition, equal logits included."""
+    logits = bf16_like(40, 5000)
+    uniforms = [uniform(seed, 1) for seed in range(40)]
+    expected = [by_definition(row, kept, u) for row, u in zip(logits, uniforms, strict=True)]
+    assert draw_tokens(logits, [kept] * 40, uniforms) == expected
+
+
+def test_equal_logits_at_the_limit_of_top_k_are_kept_by_id() -> None:
+    """With five equal tokens and top_k 2, the two lowest ids are in, and no third."""
+    assert [share > 0 for share in draw_many([1.0] * 5, Filter(2, 1.0, 0.0), 200)] == [
+        *(True, True),
+        *(False, False, False),
+    ]
+
+
+def test_a_flat_distribution_beyond_the_candidates_is_drawn_whole() -> None:
+    """When top-p keeps more tokens than are looked at first, none is cut off."""
+    logits = torch.zeros(1, 4000).expand(300, -1)
+    uniforms = [uniform(seed, 0) for seed in range(300)]
+    drawn = draw_tokens(logits, [Filter(0, 0.99, 0.0)] * 300, uniforms)
+    assert max(drawn) > 3500
+
+
+@pytest.mark.parametrize("kept", [ALL, Filter(0, 0.9, 0.0), Filter(2, 1.0, 0.0)])
+def test_a_token_without_probability_is_never_drawn(kept: Filter) -> None:
+    """The largest possible number still finds a token of positive weight."""
+    logits = torch.tensor([[float("-inf"), 0.0, 1.0, float("-inf")]])
+    for number in (0.0, 0.5, 1 - 2.0**-53):
+        assert draw_tokens(logits, [kept], [number])[0] in (1, 2)
+
+
+def by_definition(row: torch.Tensor, kept: Filter, number: float) -> int:
+    """Sort everything, filter one by one, walk the cumulated weights: slow, and easy to believe."""
+    ranked = sorted(range(len(row)), key=lambda token: (-row[token].item(), token))
+    values = row[ranked]
+    weights = (values - values[0]).exp().double()
+    if kept.top_k:
+        weights, ranked = weights[: kept.top_k], ranked[: kept.top_k]
+    before = weights.cumsum(0) - weights
+    keep = (before < kept.top_p * weights.sum()) & (weights >= kept.min_p)
+    weights = weights[: int(keep.sum())]
+    target = number * weights.sum().item()
+    return ranked[int((weights.cumsum(0) <= target).sum())]
