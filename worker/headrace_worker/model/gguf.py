@@ -71,7 +71,7 @@ class GgufModel:
         """Return one tensor in float32, rows in transformers' order."""
         values = _dequantize(self._tensors[name])
         if self._architecture == "llama":
-            # llama.cpp rotates neighbouring pairs, so it stores this architecture's q and k reordered.
+            # llama.cpp rotates neighbouring pairs: it stores this architecture's q and k reordered.
             if ".q_proj." in name:
                 values = _restore_halves(values, self.config.num_heads)
             elif ".k_proj." in name:

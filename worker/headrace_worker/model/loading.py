@@ -1,4 +1,4 @@
-"""From a path or a hub id to a decoder whose every weight is in place."""
+"""From a path to a decoder whose every weight is in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LoadedModel:
 def load_model(
     source: str | Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None
 ) -> LoadedModel:
-    """Load ``source``: a ``.gguf`` file, a folder with safetensors or one GGUF file, or a hub id.
+    """Load the ``.gguf`` file, or the folder with safetensors or one GGUF file, at ``source``.
 
     Weights go straight into ``dtype`` on ``device``, one tensor at a time.
 
