@@ -1,8 +1,7 @@
 """Every Redis key name, and nowhere else.
 
 All keys of a queue share one hash tag, so a queue lives in one shard of a cluster and one function
-call may touch all of them. ``functions.lua`` builds the same names from the base key; a test holds
-the two together.
+call may touch all of them. ``lua/library.lua`` builds the same names; a test holds the two in step.
 """
 
 from __future__ import annotations
@@ -17,6 +16,14 @@ GROUP = "workers"
 
 LANES = 10
 """Number of priorities: 0 soonest … 9."""
+
+PERMANENT = frozenset({"in", "served", "stats", "deadlines", "workers", "wake", "dead"})
+"""Kinds of keys, the word behind the hash tag, that live without a TTL.
+
+``in`` and ``served`` go away with a tenant's last request, ``wake`` holds one entry, ``dead`` is
+trimmed, and the others hold what there is work for. Besides these, the hash and the token log of a
+request have no TTL until it ends.
+"""
 
 MAX_NAME_LENGTH = 64
 MAX_REQUEST_ID_LENGTH = 160
@@ -58,11 +65,11 @@ class Keys:
 
     @property
     def stats(self) -> str:
-        """Hash: true counts of the queue."""
+        """Hash: true counts of the queue, turns of the lanes, cursors of reaper and janitor."""
         return f"{self.base}:stats"
 
     def worker(self, worker_id: str) -> str:
-        """Hash with TTL: heartbeat, last claim nonce and its answer."""
+        """Hash with TTL: heartbeat, last claim's nonce and grants."""
         return f"{self.base}:worker:{worker_id}"
 
     @property
@@ -71,8 +78,13 @@ class Keys:
         return f"{self.base}:workers"
 
     @property
+    def deadlines(self) -> str:
+        """Sorted set: ``<tenant>:<request id>`` of unfinished requests by deadline, Unix ms."""
+        return f"{self.base}:deadlines"
+
+    @property
     def sweep(self) -> str:
-        """String with TTL: who reaps now, and where it goes on."""
+        """String with TTL: the worker that reaps now."""
         return f"{self.base}:sweep"
 
     @property
@@ -82,7 +94,7 @@ class Keys:
 
     @property
     def control(self) -> str:
-        """Channel of hints to workers: cancel."""
+        """Channel of hints to workers: ``<tenant>:<request id>`` of a running request to cancel."""
         return f"{self.base}:ctl"
 
     def hint(self, client_id: str) -> str:

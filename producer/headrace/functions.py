@@ -1,0 +1,192 @@
+"""Running the queue's functions: load the library when it is missing, map Redis's refusals.
+
+Builders and replies are re-exported, so that this module is all that a user of the queue imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis import exceptions
+
+from headrace.calls import (
+    LIBRARY,
+    Call,
+    cancel,
+    claim,
+    depth,
+    emit,
+    enqueue,
+    finish,
+    heartbeat,
+    janitor,
+    list_dead,
+    purge_dead,
+    reap,
+    release,
+    renew,
+    replay_dead,
+    status,
+)
+from headrace.errors import TransportError
+from headrace.replies import (
+    ClaimReply,
+    DeadLetter,
+    EmitItem,
+    EmitOutcome,
+    EmitReply,
+    EnqueueOutcome,
+    EnqueueReply,
+    FinishOutcome,
+    FinishReply,
+    Grant,
+    Held,
+    QueueDepth,
+    ReapReply,
+    RequestRef,
+    TenantDepth,
+)
+
+__all__ = [
+    "LIBRARY",
+    "Call",
+    "ClaimReply",
+    "DeadLetter",
+    "EmitItem",
+    "EmitOutcome",
+    "EmitReply",
+    "EnqueueOutcome",
+    "EnqueueReply",
+    "FinishOutcome",
+    "FinishReply",
+    "Grant",
+    "Held",
+    "QueueDepth",
+    "ReapReply",
+    "RequestRef",
+    "TenantDepth",
+    "cancel",
+    "claim",
+    "depth",
+    "emit",
+    "enqueue",
+    "finish",
+    "heartbeat",
+    "janitor",
+    "library_code",
+    "list_dead",
+    "load_library",
+    "load_library_sync",
+    "purge_dead",
+    "reap",
+    "release",
+    "renew",
+    "replay_dead",
+    "run",
+    "run_sync",
+    "status",
+]
+
+T = TypeVar("T")
+
+_PARTS = (
+    "library",
+    "request",
+    "enqueue",
+    "claim",
+    "tokens",
+    "leases",
+    "control",
+    "upkeep",
+    "dead_letters",
+)
+
+# Redis says "not now" in these words; the request is as good as before, and the caller tries later.
+_NOT_NOW = (
+    "BUSY ",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "UNBLOCKED",
+)
+
+
+async def run(redis: redis.asyncio.Redis, call: Call[T]) -> T:
+    """Call the function and parse its reply; raises TransportError."""
+    with _refusals():
+        try:
+            reply = await _send(redis, call)
+        except exceptions.ResponseError as error:
+            if not _is_missing(error):
+                raise
+            await redis.function_load(library_code(), replace=True)
+            reply = await _send(redis, call)
+    return call.parse(reply)
+
+
+def run_sync(redis: redis.Redis, call: Call[T]) -> T:
+    """Do what ``run`` does, for a blocking connection."""
+    with _refusals():
+        try:
+            reply = _send(redis, call)
+        except exceptions.ResponseError as error:
+            if not _is_missing(error):
+                raise
+            redis.function_load(library_code(), replace=True)
+            reply = _send(redis, call)
+    return call.parse(reply)
+
+
+async def load_library(redis: redis.asyncio.Redis) -> None:
+    """Put this release's code in place of whatever code the library has; raises TransportError."""
+    with _refusals():
+        await redis.function_load(library_code(), replace=True)
+
+
+def load_library_sync(redis: redis.Redis) -> None:
+    """Do what ``load_library`` does, for a blocking connection."""
+    with _refusals():
+        redis.function_load(library_code(), replace=True)
+
+
+def library_code() -> str:
+    """Return the library: the Lua files of this package, joined in order."""
+    folder = resources.files("headrace") / "lua"
+    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in _PARTS)
+
+
+def _send(redis: Any, call: Call[T]) -> Any:
+    send = redis.fcall_ro if call.read_only else redis.fcall
+    return send(f"{LIBRARY}_{call.function}", 1, call.key, *call.args)
+
+
+def _is_missing(error: exceptions.ResponseError) -> bool:
+    return "Function not found" in str(error)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (exceptions.RedisError, OSError) as error:
+        wrapped = TransportError(f"Redis: {error or type(error).__name__}")
+        wrapped.retryable_later = _is_passing(error)
+        raise wrapped from error
+
+
+def _is_passing(error: Exception) -> bool:
+    if isinstance(error, exceptions.AuthenticationError):
+        return False
+    unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+    refused = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError)
+    return isinstance(error, (*unreachable, *refused)) or str(error).startswith(_NOT_NOW)

@@ -1,0 +1,218 @@
+-- claim: grant a worker what fits into its free KV blocks, soonest and least served first.
+--
+-- ARGV: worker, nonce, free sequences, free tokens, total tokens, lease ms, most strikes
+-- Reply: {grants, wake cursor, lanes that cannot be read}; a grant is {tenant, request id, epoch,
+--        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '', now ms}
+
+local AGEING_MS = 10000 -- a lane passed over for so long goes next, whatever its weight
+local MAX_CLOSED = 256 -- expired or broken entries put away in one call
+local MAX_GRANTS = 256
+local TENANTS_A_PAGE = 16
+
+-- Lanes share by weight: a grant moves its lane's turn on by cost * 2^lane, and the lowest turn is
+-- next, so each lane gets about twice the tokens of the one behind it. Strict order would starve
+-- bulk work; ageing keeps the weight of 1/512 of the last lane from meaning "not today".
+local function next_lane(q, now, exhausted)
+  local fields = {}
+  for lane = 0, LANES - 1 do
+    for _, name in ipairs({ 'queued:', 'turn:', 'since:' }) do fields[#fields + 1] = name .. lane end
+  end
+  local v = redis.call('HMGET', stats_key(q), unpack(fields))
+  local best, best_turn, oldest, oldest_since
+  for lane = 0, LANES - 1 do
+    local queued, turn, since = v[lane * 3 + 1], tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
+    if queued and not exhausted[lane] then
+      if not best or turn < best_turn then best, best_turn = lane, turn end
+      if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
+    end
+  end
+  if oldest and now - oldest_since >= AGEING_MS then return oldest end
+  return best
+end
+
+local function take_turn(q, lane, cost, now)
+  local stats = stats_key(q)
+  local turn = redis.call('HGET', stats, 'turn:' .. lane) or 0
+  redis.call('HSET', stats, 'turn', turn, 'turn:' .. lane, turn + cost * 2 ^ lane, 'since:' .. lane, now)
+end
+
+-- The tenant served least, of those that have something queued here.
+local function next_tenant(q, lane, unreadable)
+  for start = 0, math.huge, TENANTS_A_PAGE do
+    local page = redis.call('ZRANGE', served_key(q, lane), start, start + TENANTS_A_PAGE - 1)
+    if #page == 0 then return nil end
+    for _, tenant in ipairs(page) do
+      local queued = redis.call('HEXISTS', stats_key(q), 'queued:' .. lane .. ':' .. tenant) == 1
+      if queued and not unreadable[lane_key(q, lane, tenant)] then return tenant end
+    end
+  end
+end
+
+-- Read the head of a lane without granting it: what was handed back first, else the next new entry,
+-- which then waits among those handed back. So a request that does not fit keeps its place.
+-- Returns nil and no error when nothing is there.
+local function head(key)
+  local pending = redis.pcall('XPENDING', key, GROUP, '-', '+', 1, REQUEUED)
+  if pending.err and pending.err:find('NOGROUP', 1, true) then
+    ensure_group(key)
+    pending = {}
+  end
+  if pending.err then return nil, pending.err end
+  if pending[1] then
+    local id = pending[1][1]
+    local entry = redis.call('XRANGE', key, id, id)[1]
+    return { id = id, request_id = entry and entry[2][2] }
+  end
+  local read = redis.call('XREADGROUP', 'GROUP', GROUP, REQUEUED, 'COUNT', 1, 'STREAMS', key, '>')
+  if not read then return nil end
+  local entry = read[1][2][1]
+  return { id = entry[1], request_id = entry[2][2] }
+end
+
+-- Put away what is not to be granted. Returns whether it did.
+local function put_away(q, lane, tenant, entry, r, now)
+  if not entry.request_id then -- deleted from the lane by hand; the janitor finds whose it was
+    redis.call('XACK', lane_key(q, lane, tenant), GROUP, entry.id)
+  elseif not r then
+    close_orphan(q, 'queued', lane, tenant, entry.request_id, entry.id)
+  elseif is_over(r) or r.entry ~= entry.id then
+    drop_entry(q, lane, tenant, entry.id) -- a stray copy
+  elseif r.state == 'running' then
+    hand_to(q, r, r.owner) -- the group was lost and began again at 0; the holder has not changed
+  elseif is_expired(r, now) then
+    conclude(q, r, now, expired(r))
+  else
+    return false
+  end
+  return true
+end
+
+-- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs empty,
+-- takes it, and takes nothing else until it is over.
+local function is_suspect(r, max_strikes) return r.strikes > 0 and r.strikes >= max_strikes - 1 end
+
+local function fits(r, room, num_grants)
+  if is_suspect(r, room.max_strikes) then
+    return num_grants == 0 and room.free_tokens == room.total_tokens
+  end
+  return math.min(r.cost, room.total_tokens) <= room.free_tokens
+end
+
+local function grant(q, r, worker, now, alone)
+  hand_to(q, r, worker) -- the lease begins here
+  r.epoch = redis.call('HINCRBY', r.key, 'epoch', 1)
+  redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'alone', alone and 1 or 0)
+  redis.call('HSETNX', r.key, 'started_ms', now)
+  count(q, 'queued', r.lane, r.tenant, -1)
+  count(q, 'running', r.lane, r.tenant, 1)
+  take_turn(q, r.lane, r.cost, now)
+  if r.epoch == 1 then
+    -- The prompt is charged when it is first taken, output as it is emitted. The queue cannot count
+    -- prompt tokens; a quarter of the bytes is near enough to keep the shares fair.
+    local prompt = math.ceil(redis.call('HSTRLEN', r.key, 'payload') / 4)
+    redis.call('ZADD', served_key(q, r.lane), 'XX', 'INCR', prompt, r.tenant)
+  end
+end
+
+local function describe(r, now)
+  local payload = redis.call('HGET', r.key, 'payload')
+  return { r.tenant, r.id, r.epoch, r.num_tokens, payload, r.cost, r.lane, r.strikes, r.attached,
+    r.enqueued_ms, r.deadline_ms or '', now }
+end
+
+-- The same nonce asks for the same grants; those lost or finished since are left out.
+local function granted_before(q, worker, nonce, now)
+  local v = redis.call('HMGET', worker_key(q, worker), '_nonce', '_grants')
+  if v[1] ~= nonce then return nil end
+  local grants = {}
+  for _, item in ipairs(cmsgpack.unpack(v[2])) do
+    local r = load_request(q, item[1], item[2])
+    if r and is_held(r, worker, item[3]) then grants[#grants + 1] = describe(r, now) end
+  end
+  return grants
+end
+
+local function remember_grants(q, worker, nonce, grants, lease_ms)
+  local key = worker_key(q, worker)
+  local items = {}
+  for i, item in ipairs(grants) do items[i] = { item[1], item[2], item[3] } end
+  redis.call('HSET', key, '_nonce', nonce, '_grants', cmsgpack.pack(items))
+  -- The heartbeat sets the time to live; until the first one, the answer is kept long enough.
+  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, lease_ms * 4) end
+end
+
+local function runs_suspect(q, worker)
+  local suspect = redis.call('HGET', worker_key(q, worker), '_suspect')
+  if not suspect then return false end
+  local tenant, id, epoch = suspect:match('^([^:]*):(.*):(%d+)$')
+  local r = load_request(q, tenant, id)
+  return r ~= nil and is_held(r, worker, tonumber(epoch))
+end
+
+-- The request at the head of a lane, or nil when it was put away or cannot be read.
+local function head_request(q, lane, tenant, now, seen)
+  local key = lane_key(q, lane, tenant)
+  local entry, fault = head(key)
+  if fault then seen.faults[#seen.faults + 1] = key end
+  if not entry then
+    seen.unreadable[key] = true
+    return nil
+  end
+  local r = entry.request_id and load_request(q, tenant, entry.request_id)
+  if put_away(q, lane, tenant, entry, r, now) then return nil end
+  return r
+end
+
+local function next_request(q, now, seen)
+  for _ = 1, MAX_CLOSED do
+    local lane = next_lane(q, now, seen.exhausted)
+    if not lane then return nil end
+    local tenant = next_tenant(q, lane, seen.unreadable)
+    if tenant then
+      local r = head_request(q, lane, tenant, now, seen)
+      if r then return r end
+    else
+      seen.exhausted[lane] = true
+    end
+  end
+end
+
+-- Stops at the first request that does not fit: taking smaller ones past it would starve it.
+local function grant_what_fits(q, worker, room, seen, now)
+  local grants = {}
+  while #grants < room.free_seqs do
+    local r = next_request(q, now, seen)
+    if not r or not fits(r, room, #grants) then break end
+    local suspect = is_suspect(r, room.max_strikes)
+    grant(q, r, worker, now, suspect)
+    grants[#grants + 1] = describe(r, now)
+    room.free_tokens = room.free_tokens - math.min(r.cost, room.total_tokens)
+    if suspect then
+      local held = reference(r.tenant, r.id) .. ':' .. r.epoch
+      redis.call('HSET', worker_key(q, worker), '_suspect', held)
+      break
+    end
+  end
+  return grants
+end
+
+local function claim(keys, args)
+  local q, worker, nonce = keys[1], worker_name(args[1]), args[2]
+  local room = {
+    free_seqs = math.min(whole('free_seqs', args[3], 1), MAX_GRANTS),
+    free_tokens = whole('free_tokens', args[4], 0),
+    total_tokens = whole('total_tokens', args[5], 1),
+    max_strikes = whole('max_strikes', args[7], 1),
+  }
+  local lease_ms = whole('lease_ms', args[6], 1)
+  local now = now_ms()
+  local seen = { exhausted = {}, unreadable = {}, faults = {} }
+  local grants = granted_before(q, worker, nonce, now)
+  if not grants then
+    grants = runs_suspect(q, worker) and {} or grant_what_fits(q, worker, room, seen, now)
+    if #grants > 0 then remember_grants(q, worker, nonce, grants, lease_ms) end
+  end
+  return { grants, wake_cursor(q), seen.faults }
+end
+
+redis.register_function('headrace_1_claim', claim)

@@ -1,0 +1,52 @@
+-- Dead letters: list them, play one again, throw them away.
+
+local function fields_of(entry)
+  local fields = {}
+  for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+  return fields
+end
+
+-- ARGV: most, start id or '-'. Reply: a list of {entry id, tenant, request id, reason, strikes, worker, bytes}
+local function list_dead(keys, args)
+  local found = redis.call('XRANGE', dead_key(keys[1]), args[2], '+', 'COUNT', whole('count', args[1], 1))
+  local letters = {}
+  for i, entry in ipairs(found) do
+    local f = fields_of(entry)
+    letters[i] = { entry[1], f.tenant, f.request_id, f.reason, f.strikes, f.worker, #f.payload }
+  end
+  return letters
+end
+
+-- ARGV: entry id. Reply: 1 when the request was queued again under its id, 0 when there is no such
+-- letter any more, or its id is taken by another request.
+local function replay_dead(keys, args)
+  local q = keys[1]
+  local entry = redis.call('XRANGE', dead_key(q), args[1], args[1])[1]
+  if not entry then return 0 end
+  local f = fields_of(entry)
+  local key = request_key(q, f.tenant, f.request_id)
+  local code = redis.call('HGET', key, 'error_code')
+  if redis.call('EXISTS', key) == 1 and code ~= 'dead_lettered' then return 0 end
+  redis.call('DEL', key)
+  accept(q, {
+    tenant = f.tenant, id = f.request_id, payload = f.payload, cost = tonumber(f.cost),
+    lane = tonumber(f.lane), attached = f.attached, result_ttl_ms = tonumber(f.result_ttl_ms),
+  }, redis.sha1hex(f.payload), now_ms())
+  redis.call('XDEL', dead_key(q), args[1])
+  return 1
+end
+
+-- ARGV: entry ids, or none for all. Reply: how many were deleted.
+local function purge_dead(keys, args)
+  local key = dead_key(keys[1])
+  if #args == 0 then return redis.call('XTRIM', key, 'MAXLEN', 0) end
+  local deleted = 0
+  for _, id in ipairs(args) do deleted = deleted + redis.call('XDEL', key, id) end
+  return deleted
+end
+
+redis.register_function({
+  function_name = 'headrace_1_list_dead', callback = list_dead, flags = { 'no-writes', 'allow-oom' },
+})
+redis.register_function('headrace_1_replay_dead', replay_dead)
+freeing('purge_dead', purge_dead)

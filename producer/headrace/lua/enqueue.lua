@@ -1,0 +1,66 @@
+-- enqueue: accept a request once, however often it is sent.
+--
+-- ARGV: tenant, request id, payload, cost, priority, ttl ms or '', deadline in Unix ms or '',
+--       result ttl ms, most queued or '', attached 0/1
+-- Reply: {"OK", state} · {"DUPLICATE", state} · {"CONFLICT", state} · {"FULL", retry after ms}
+
+local function parse_enqueue(args)
+  local request = {
+    tenant = args[1], id = args[2], payload = args[3],
+    cost = whole('cost', args[4], 1),
+    lane = whole('priority', args[5], 0),
+    ttl_ms = optional_whole('ttl_ms', args[6], 0),
+    deadline_ms = optional_whole('deadline_ms', args[7], 0),
+    result_ttl_ms = whole('result_ttl_ms', args[8], 1),
+    max_queued = optional_whole('max_queued', args[9], 1),
+    attached = args[10] == '1' and 1 or 0,
+  }
+  if request.lane >= LANES then refuse('priority must be below ' .. LANES .. ', not ' .. args[5]) end
+  if not request.tenant:match('^[%w._-]+$') then refuse('bad tenant ' .. request.tenant) end
+  if request.id == '' then refuse('request id is empty') end
+  return request
+end
+
+local function earlier(a, b)
+  if a and b then return math.min(a, b) end
+  return a or b
+end
+
+-- Queue a request that is not known; also used when a dead letter is played again.
+local function accept(q, request, digest, now)
+  local key = request_key(q, request.tenant, request.id)
+  -- A log without a hash is a leftover; its old entries would make the first emit fail.
+  redis.call('DEL', log_key(q, request.tenant, request.id))
+  local entry = add_entry(q, request.lane, request.tenant, request.id, request.cost)
+  redis.call('HSET', key, 'state', 'queued', 'payload', request.payload, 'digest', digest,
+    'cost', request.cost, 'lane', request.lane, 'entry', entry, 'attached', request.attached,
+    'epoch', 0, 'num_tokens', 0, 'strikes', 0, 'enqueued_ms', now,
+    'result_ttl_ms', request.result_ttl_ms)
+  count_queued(q, request.lane, request.tenant, now)
+  redis.call('HINCRBY', stats_key(q), 'bytes', #request.payload)
+  local deadline = earlier(request.deadline_ms, request.ttl_ms and now + request.ttl_ms)
+  if deadline then
+    redis.call('HSET', key, 'deadline_ms', deadline)
+    redis.call('ZADD', deadlines_key(q), deadline, reference(request.tenant, request.id))
+  end
+  local r = load_request(q, request.tenant, request.id)
+  if is_expired(r, now) then
+    conclude(q, r, now, expired(r))
+  else
+    wake(q)
+  end
+  return r.state
+end
+
+local function enqueue(keys, args)
+  local q = keys[1]
+  local request = parse_enqueue(args)
+  local digest = redis.sha1hex(request.payload)
+  local known = redis.call('HMGET', request_key(q, request.tenant, request.id), 'state', 'digest')
+  if known[1] then return { known[2] == digest and 'DUPLICATE' or 'CONFLICT', known[1] } end
+  local queued = tonumber(redis.call('HGET', stats_key(q), 'queued') or 0)
+  if request.max_queued and queued >= request.max_queued then return { 'FULL', RETRY_AFTER_MS } end
+  return { 'OK', accept(q, request, digest, now_ms()) }
+end
+
+redis.register_function('headrace_1_enqueue', enqueue)

@@ -1,0 +1,152 @@
+-- renew, release and reap: who holds a request, for how long, and what happens when a holder is gone.
+
+local FIELDS_A_HELD = 3
+local MAX_LANES_A_CALL = 20 -- pages of lanes that one sweep looks at
+
+-- Call visit(request, tenant, id, epoch) for each (tenant, request id, epoch) from args[from] on; the
+-- request is nil unless the worker holds it at that epoch.
+local function each_held(q, worker, args, from, visit)
+  for at = from, #args, FIELDS_A_HELD do whole('epoch', args[at + 2], 1) end
+  for at = from, #args, FIELDS_A_HELD do
+    local r = load_request(q, args[at], args[at + 1])
+    local held = r and is_held(r, worker, tonumber(args[at + 2]))
+    visit(held and r or nil, args[at], args[at + 1], args[at + 2])
+  end
+end
+
+-- ARGV: worker, lease ms, then held requests. Reply: those that are lost.
+local function renew(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  whole('lease_ms', args[2], 1)
+  local lost = {}
+  each_held(q, worker, args, 3, function(r, tenant, id, epoch)
+    if r then
+      hand_to(q, r, worker)
+    else
+      lost[#lost + 1] = { tenant, id, tonumber(epoch) }
+    end
+  end)
+  return lost
+end
+
+-- ARGV: worker, strike 0/1, most strikes, then held requests. Reply: how many were the worker's.
+local function release(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  local strikes, max_strikes = args[2] == '1', whole('max_strikes', args[3], 1)
+  local now, released = now_ms(), 0
+  each_held(q, worker, args, 4, function(r)
+    if not r then return end
+    released = released + 1
+    if strikes then
+      strike(q, r, now, worker, max_strikes)
+    else
+      requeue(q, r, now)
+    end
+  end)
+  if released > 0 then wake(q) end
+  return released
+end
+
+-- Walk the lanes that have work, page by page, from where the last call stopped. visit returns false
+-- when this call has done enough; its page is then looked at again.
+local function walk_lanes(q, cursor_field, visit)
+  local stats = stats_key(q)
+  local from = redis.call('HGET', stats, cursor_field) or '0:0'
+  local lane, cursor = from:match('^(%d+):(%d+)$')
+  local function save()
+    local at = lane .. ':' .. cursor
+    if at ~= from then redis.call('HSET', stats, cursor_field, at) end
+  end
+  for _ = 1, MAX_LANES_A_CALL do
+    local page = redis.call('ZSCAN', served_key(q, lane), cursor, 'COUNT', 16)
+    for i = 1, #page[2], 2 do
+      if not visit(tonumber(lane), page[2][i]) then return save() end
+    end
+    cursor = page[1]
+    if cursor == '0' then
+      lane = (lane + 1) % LANES
+      if lane .. ':0' == from then return save() end
+    end
+  end
+  save()
+end
+
+local function expire_overdue(q, now, most)
+  local closed = {}
+  local due = redis.call('ZRANGEBYSCORE', deadlines_key(q), '-inf', now, 'LIMIT', 0, most)
+  for _, text in ipairs(due) do
+    local tenant, id = parse_reference(text)
+    local r = load_request(q, tenant, id)
+    if r and not is_over(r) then
+      conclude(q, r, now, expired(r))
+      closed[#closed + 1] = { tenant, id }
+    else
+      redis.call('ZREM', deadlines_key(q), text)
+    end
+  end
+  return closed
+end
+
+-- A pending entry whose holder let its lease run out.
+local function take_back(q, lane, tenant, entry_id, worker, now, sweep)
+  local key = lane_key(q, lane, tenant)
+  local entry = redis.call('XRANGE', key, entry_id, entry_id)[1]
+  if not entry then -- deleted by hand; the janitor finds whose it was
+    return redis.call('XACK', key, GROUP, entry_id)
+  end
+  local id = entry[2][2]
+  local r = load_request(q, tenant, id)
+  if not r then return close_orphan(q, 'running', lane, tenant, id, entry_id) end
+  if r.entry ~= entry_id or is_over(r) then return drop_entry(q, lane, tenant, entry_id) end
+  if r.state == 'queued' then return hand_to(q, r, REQUEUED) end
+  strike(q, r, now, worker, sweep.max_strikes)
+  local list = r.state == 'queued' and sweep.requeued or r.state == 'failed' and sweep.dead
+  if list then list[#list + 1] = { tenant, id } end
+end
+
+local function sweep_lane(q, lane, tenant, now, sweep)
+  local key = lane_key(q, lane, tenant)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', key, GROUP)
+  if consumers.err then return end -- no stream, or no group yet; claim reports or repairs it
+  for _, consumer in ipairs(consumers) do
+    local name, pending = consumer[2], consumer[4]
+    if name ~= REQUEUED and pending > 0 and sweep.left > 0 then
+      local lapsed = redis.call('XPENDING', key, GROUP, 'IDLE', sweep.lease_ms, '-', '+', sweep.left, name)
+      for _, item in ipairs(lapsed) do
+        take_back(q, lane, tenant, item[1], name, now, sweep)
+        sweep.left = sweep.left - 1
+      end
+    end
+  end
+end
+
+-- ARGV: worker, lease ms, most requests to take back, most strikes
+-- Reply: {requeued, dead-lettered, expired}, each a list of {tenant, request id}
+local function reap(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  local sweep = {
+    lease_ms = whole('lease_ms', args[2], 1), left = whole('count', args[3], 1),
+    max_strikes = whole('max_strikes', args[4], 1), requeued = {}, dead = {},
+  }
+  -- All workers call this; one sweep per quarter of a lease is enough.
+  local turn = math.max(1, math.floor(sweep.lease_ms / 4))
+  local mine = redis.call('SET', sweep_key(q), worker, 'NX', 'PX', turn)
+  if not mine and redis.call('GET', sweep_key(q)) ~= worker then return { {}, {}, {} } end
+  local now = now_ms()
+  local overdue = expire_overdue(q, now, sweep.left)
+  walk_lanes(q, 'sweep_cursor', function(lane, tenant)
+    sweep_lane(q, lane, tenant, now, sweep)
+    return sweep.left > 0
+  end)
+  if #sweep.requeued > 0 then wake(q) end
+  return { sweep.requeued, sweep.dead, overdue }
+end
+
+local function freeing(name, callback)
+  redis.register_function({ function_name = 'headrace_1_' .. name, callback = callback, flags = { 'allow-oom' } })
+end
+
+-- Full memory must not let leases run out: renew and release add nothing, reap frees.
+freeing('renew', renew)
+freeing('release', release)
+freeing('reap', reap)

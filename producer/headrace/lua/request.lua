@@ -1,0 +1,221 @@
+-- One request: the fields of its hash, the counts that follow it, and the ways it changes state.
+--
+--   state          queued, running, finished, failed or cancelled
+--   payload        bytes, msgpack; from enqueue to the end, then removed
+--   digest         SHA-1 of the payload; tells a retry of an enqueue from another request of that id
+--   cost           tokens, the client's estimate of prompt and output together
+--   lane           priority, 0 soonest … 9
+--   entry          id of its entry in the lane
+--   attached       1 when somebody reads the stream as it grows, else 0
+--   epoch          grants so far; the fencing token
+--   num_tokens     tokens in the log; the next emit must start here
+--   owner          worker that holds it; only while running
+--   strikes        holders that vanished
+--   alone          1 when the current grant was made to an otherwise empty worker
+--   cancel         1 once somebody asked the holder to stop
+--   enqueued_ms, started_ms (first grant), finished_ms, deadline_ms (absent: none)
+--                  Unix milliseconds by Redis's clock
+--   result_ttl_ms  how long the token log is kept after the end
+--   finish_reason, error_code, error_message
+--                  as in the terminal entry
+--   closed_by      worker that finished it, or _queue; tells a repeated finish from a late one
+
+local function load_request(q, tenant, id)
+  local key = request_key(q, tenant, id)
+  local v = redis.call('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry', 'cost',
+    'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms', 'result_ttl_ms', 'closed_by')
+  if not v[1] then return nil end
+  return {
+    key = key, tenant = tenant, id = id, state = v[1], epoch = tonumber(v[2]),
+    num_tokens = tonumber(v[3]), owner = v[4], lane = tonumber(v[5]), entry = v[6],
+    cost = tonumber(v[7]), strikes = tonumber(v[8]), alone = v[9] == '1', attached = v[10],
+    cancel = v[11] == '1', deadline_ms = tonumber(v[12]), enqueued_ms = v[13],
+    result_ttl_ms = tonumber(v[14]), closed_by = v[15],
+  }
+end
+
+local function is_over(r) return r.state ~= 'queued' and r.state ~= 'running' end
+local function is_held(r, worker, epoch)
+  return r.state == 'running' and r.owner == worker and r.epoch == epoch
+end
+local function is_expired(r, now) return r.deadline_ms ~= nil and r.deadline_ms <= now end
+
+-- `what` is "queued" or "running". Three counts move together: of the queue, of the lane, and of the
+-- tenant in the lane. A count of zero has no field, so the hash is as long as there are tenants
+-- with work.
+local function count(q, what, lane, tenant, by)
+  local stats = stats_key(q)
+  local in_lane
+  for depth, field in ipairs({ what, what .. ':' .. lane, what .. ':' .. lane .. ':' .. tenant }) do
+    local value = redis.call('HINCRBY', stats, field, by)
+    if value <= 0 then redis.call('HDEL', stats, field) end
+    if depth == 2 then in_lane = value end
+  end
+  return in_lane
+end
+
+-- A lane that was empty must not bring the turns it saved up: it starts where the others are now.
+local function count_queued(q, lane, tenant, now)
+  if count(q, 'queued', lane, tenant, 1) > 1 then return end
+  local turns = redis.call('HMGET', stats_key(q), 'turn', 'turn:' .. lane)
+  local turn = math.max(tonumber(turns[1] or 0), tonumber(turns[2] or 0))
+  redis.call('HSET', stats_key(q), 'turn:' .. lane, turn, 'since:' .. lane, now)
+end
+
+-- The group begins at 0, not at the end: what was enqueued before the first worker counts, too.
+local function ensure_group(key)
+  local made = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
+  if made.err and not made.err:find('BUSYGROUP', 1, true) then error(made) end
+end
+
+local function add_entry(q, lane, tenant, id, cost)
+  local key = lane_key(q, lane, tenant)
+  if redis.call('EXISTS', key) == 0 then ensure_group(key) end
+  local entry = redis.call('XADD', key, '*', 'r', id, 'c', cost)
+  if not redis.call('ZSCORE', served_key(q, lane), tenant) then
+    -- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long
+    -- as the others have been served already.
+    local lowest = redis.call('ZRANGE', served_key(q, lane), 0, 0, 'WITHSCORES')[2] or 0
+    redis.call('ZADD', served_key(q, lane), lowest, tenant)
+  end
+  return entry
+end
+
+-- A lane without work does not exist: neither stream nor consumers nor counter are left behind.
+local function close_lane(q, lane, tenant)
+  local suffix = ':' .. lane .. ':' .. tenant
+  local work = redis.call('HMGET', stats_key(q), 'queued' .. suffix, 'running' .. suffix)
+  if work[1] or work[2] then return end
+  redis.call('ZREM', served_key(q, lane), tenant)
+  -- Counts may have been lost by hand; a stream that still holds entries is never deleted.
+  local length = redis.pcall('XLEN', lane_key(q, lane, tenant))
+  if length == 0 then redis.call('DEL', lane_key(q, lane, tenant)) end
+end
+
+local function drop_entry(q, lane, tenant, entry)
+  local key = lane_key(q, lane, tenant)
+  -- A lane that is no stream any more cannot hold up the end of its requests.
+  redis.pcall('XACK', key, GROUP, entry)
+  redis.pcall('XDEL', key, entry)
+end
+
+-- Somebody removed the lane entry by hand: put it back, so that the request is neither lost nor stuck.
+local function restore_entry(q, r)
+  r.entry = add_entry(q, r.lane, r.tenant, r.id, r.cost)
+  redis.call('HSET', r.key, 'entry', r.entry)
+end
+
+-- Make a consumer the holder of the entry, idle for 0 ms. FORCE repairs a PEL that lost the entry;
+-- JUSTID leaves the delivery count alone.
+local function hand_to(q, r, consumer)
+  local key = lane_key(q, r.lane, r.tenant)
+  local function claim_entry()
+    return redis.pcall('XCLAIM', key, GROUP, consumer, 0, r.entry, 'FORCE', 'JUSTID')
+  end
+  local reply = claim_entry()
+  if reply.err and reply.err:find('NOGROUP', 1, true) then
+    ensure_group(key)
+    reply = claim_entry()
+  end
+  -- A lane that is no stream any more holds no lease, but its requests can still be emitted and
+  -- finished; claim reports the lane. An empty reply means that the entry itself is gone.
+  if reply.err or #reply > 0 then return end
+  restore_entry(q, r)
+  claim_entry()
+end
+
+local function terminal_entry(reason, code, message)
+  return cmsgpack.pack({ v = PROTOCOL, reason = reason, code = code, error = message })
+end
+
+local function write_terminal(log, num_tokens, terminal)
+  local id = num_tokens .. '-1'
+  local written = redis.pcall('XADD', log, id, TERMINAL_FIELD, terminal)
+  if type(written) == 'table' and written.err and written.err:find('WRONGTYPE', 1, true) then
+    redis.call('DEL', log) -- somebody destroyed the log; the request must end all the same
+    redis.call('XADD', log, id, TERMINAL_FIELD, terminal)
+  end
+end
+
+local function ended_by_queue(state, reason, code, message)
+  return {
+    state = state, reason = reason, code = code, message = message, by = '_queue',
+    terminal = terminal_entry(reason, code, message),
+  }
+end
+
+local function cancelled()
+  return ended_by_queue('cancelled', 'cancelled', 'cancelled', 'cancelled by a client')
+end
+
+local function expired(r)
+  return ended_by_queue('failed', 'error', 'deadline_exceeded',
+    'the deadline passed while the request was ' .. r.state)
+end
+
+-- The one end of every request: terminal entry first, then the state, then the acknowledgement.
+local function conclude(q, r, now, ending)
+  local log = log_key(q, r.tenant, r.id)
+  write_terminal(log, r.num_tokens, ending.terminal)
+  redis.call('PEXPIRE', log, r.result_ttl_ms)
+  local size = redis.call('HSTRLEN', r.key, 'payload')
+  redis.call('HSET', r.key, 'state', ending.state, 'finish_reason', ending.reason,
+    'finished_ms', now, 'closed_by', ending.by)
+  if ending.code then
+    redis.call('HSET', r.key, 'error_code', ending.code, 'error_message', ending.message)
+  end
+  redis.call('HDEL', r.key, 'payload', 'owner', 'alone', 'cancel')
+  redis.call('PEXPIRE', r.key, r.result_ttl_ms * TOMBSTONE)
+  drop_entry(q, r.lane, r.tenant, r.entry)
+  redis.call('ZREM', deadlines_key(q), reference(r.tenant, r.id))
+  count(q, r.state, r.lane, r.tenant, -1)
+  if redis.call('HINCRBY', stats_key(q), 'bytes', -size) <= 0 then
+    redis.call('HDEL', stats_key(q), 'bytes')
+  end
+  close_lane(q, r.lane, r.tenant)
+  r.state = ending.state
+end
+
+-- A running request becomes claimable again, before everything newer in its lane.
+local function requeue(q, r, now)
+  if r.cancel then return conclude(q, r, now, cancelled()) end
+  hand_to(q, r, REQUEUED)
+  redis.call('HSET', r.key, 'state', 'queued')
+  redis.call('HDEL', r.key, 'owner', 'alone')
+  count_queued(q, r.lane, r.tenant, now)
+  count(q, 'running', r.lane, r.tenant, -1)
+  r.state = 'queued'
+end
+
+local function bury(q, r, now, worker)
+  local v = redis.call('HMGET', r.key, 'payload', 'attached')
+  local text = 'it took down the worker that ran it alone, strike ' .. r.strikes
+  redis.call('XADD', dead_key(q), 'MAXLEN', '~', MAX_DEAD, '*', 'tenant', r.tenant, 'request_id', r.id,
+    'reason', text, 'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane,
+    'attached', v[2], 'result_ttl_ms', r.result_ttl_ms, 'payload', v[1] or '')
+  conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
+end
+
+-- The holder vanished. Only a request that was alone with its worker can be the culprit for sure, so
+-- innocents of the same batch get strikes, then a run of their own, and never a dead letter.
+local function strike(q, r, now, worker, max_strikes)
+  r.strikes = redis.call('HINCRBY', r.key, 'strikes', 1)
+  if r.strikes >= max_strikes and r.alone and not r.cancel then return bury(q, r, now, worker) end
+  requeue(q, r, now)
+end
+
+-- The hash of a request is gone while its lane entry is not. Whoever reads its log learns it.
+local function close_orphan(q, what, lane, tenant, id, entry)
+  local log = log_key(q, tenant, id)
+  local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)
+  local position = not last.err and last[1] and last[1][1] or '0-0'
+  local num_tokens, kind = position:match('^(%d+)-(%d+)$')
+  if kind == '0' then
+    write_terminal(log, num_tokens, terminal_entry('error', 'lost', 'the data of the request is gone'))
+    redis.call('PEXPIRE', log, ORPHAN_TTL_MS)
+  end
+  drop_entry(q, lane, tenant, entry)
+  redis.call('ZREM', deadlines_key(q), reference(tenant, id))
+  count(q, what, lane, tenant, -1)
+  close_lane(q, lane, tenant)
+end

@@ -1,0 +1,87 @@
+-- heartbeat and janitor: who is alive, what is left behind, and what somebody removed by hand.
+
+-- ARGV: worker, ttl ms, then field and value in turn
+local function heartbeat(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  local ttl_ms = whole('ttl_ms', args[2], 1)
+  for at = 3, #args, 2 do
+    if args[at]:sub(1, 1) == '_' then refuse('field ' .. args[at] .. ' belongs to the queue') end
+  end
+  local key, now = worker_key(q, worker), now_ms()
+  redis.call('HSET', key, 'seen_ms', now)
+  for at = 3, #args, 2 do redis.call('HSET', key, args[at], args[at + 1]) end
+  redis.call('PEXPIRE', key, ttl_ms)
+  redis.call('ZADD', workers_key(q), now, worker)
+  return 1
+end
+
+local function is_alive(q, worker) return redis.call('EXISTS', worker_key(q, worker)) == 1 end
+
+local function forget_workers(q, most)
+  local removed = 0
+  for _, worker in ipairs(redis.call('ZRANGE', workers_key(q), 0, most - 1)) do
+    if not is_alive(q, worker) then removed = removed + redis.call('ZREM', workers_key(q), worker) end
+  end
+  return removed
+end
+
+-- Deleting a consumer with pending entries would lose them, so those wait for the reaper.
+local function remove_idle_consumers(q, lane, tenant)
+  local key = lane_key(q, lane, tenant)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', key, GROUP)
+  if consumers.err then return 0 end
+  local removed = 0
+  for _, consumer in ipairs(consumers) do
+    local name, pending = consumer[2], consumer[4]
+    if name ~= REQUEUED and pending == 0 and not is_alive(q, name) then
+      redis.call('XGROUP', 'DELCONSUMER', key, GROUP, name)
+      removed = removed + 1
+    end
+  end
+  return removed
+end
+
+local function lane_has(key, entry)
+  local found = redis.pcall('XRANGE', key, entry, entry)
+  -- A lane that is no stream is left as it is, for somebody to look at.
+  return found.err ~= nil or #found > 0
+end
+
+-- A request that waits or runs must have its entry, or nobody will ever take it.
+local function repair_request(q, key)
+  local tenant, id = key:sub(#q + 6):match('^([^:]*):(.*)$') -- behind "{q}:req:"
+  local r = load_request(q, tenant, id)
+  if not r or is_over(r) or lane_has(lane_key(q, r.lane, tenant), r.entry) then return 0 end
+  restore_entry(q, r)
+  -- A holder may be alive: it keeps the request, with a fresh lease that it has to renew.
+  if r.owner then hand_to(q, r, r.owner) else wake(q) end
+  return 1
+end
+
+local function repair_requests(q, most)
+  local stats = stats_key(q)
+  local cursor = redis.call('HGET', stats, 'repair_cursor') or '0'
+  -- Characters that mean something in a pattern cannot occur in a queue name.
+  local page = redis.call('SCAN', cursor, 'MATCH', request_key(q, '*', '*'), 'COUNT', most, 'TYPE', 'hash')
+  if page[1] ~= cursor then redis.call('HSET', stats, 'repair_cursor', page[1]) end
+  local repaired = 0
+  for _, key in ipairs(page[2]) do repaired = repaired + repair_request(q, key) end
+  return repaired
+end
+
+-- ARGV: worker, how many keys to look at. Reply: how many things were removed or repaired.
+local function janitor(keys, args)
+  local q = keys[1]
+  worker_name(args[1])
+  local left = whole('count', args[2], 1)
+  local done = forget_workers(q, left) + repair_requests(q, left)
+  walk_lanes(q, 'janitor_cursor', function(lane, tenant)
+    done = done + remove_idle_consumers(q, lane, tenant)
+    left = left - 1
+    return left > 0
+  end)
+  return done
+end
+
+freeing('heartbeat', heartbeat)
+freeing('janitor', janitor)

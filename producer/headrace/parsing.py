@@ -1,0 +1,164 @@
+"""Reading the raw replies of the queue's functions, nothing taken on trust but their shape."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from headrace.replies import (
+    ClaimReply,
+    DeadLetter,
+    EmitOutcome,
+    EmitReply,
+    EnqueueOutcome,
+    EnqueueReply,
+    FinishOutcome,
+    FinishReply,
+    Grant,
+    Held,
+    QueueDepth,
+    ReapReply,
+    RequestRef,
+    TenantDepth,
+)
+from headrace.types import FinishReason, RequestState, RequestStatus
+
+
+def parse_enqueue(reply: Any) -> EnqueueReply:
+    """Read ``[outcome, state]`` or ``[FULL, retry after ms]``."""
+    outcome = EnqueueOutcome(_text(reply[0]))
+    if outcome is EnqueueOutcome.FULL:
+        return EnqueueReply(outcome, retry_after_s=int(reply[1]) / 1000)
+    return EnqueueReply(outcome, RequestState(_text(reply[1])))
+
+
+def parse_claim(reply: Any) -> ClaimReply:
+    """Read ``[grants, wake cursor, broken lanes]``."""
+    grants, cursor, broken = reply
+    return ClaimReply(
+        tuple(_grant(item) for item in grants), _text(cursor), tuple(_text(key) for key in broken)
+    )
+
+
+def parse_emit(reply: Any) -> tuple[EmitReply, ...]:
+    """Read ``[[outcome, offset], …]``."""
+    return tuple(EmitReply(EmitOutcome(_text(outcome)), int(offset)) for outcome, offset in reply)
+
+
+def parse_finish(reply: Any) -> FinishReply:
+    """Read ``[outcome, offset]``."""
+    return FinishReply(FinishOutcome(_text(reply[0])), int(reply[1]))
+
+
+def parse_held(reply: Any) -> tuple[Held, ...]:
+    """Read ``[[tenant, request id, epoch], …]``."""
+    return tuple(Held(_text(tenant), _text(name), int(epoch)) for tenant, name, epoch in reply)
+
+
+def parse_reap(reply: Any) -> ReapReply:
+    """Read ``[requeued, dead-lettered, expired]``, lists of ``[tenant, request id]``."""
+    requeued, dead, expired = (
+        tuple(RequestRef(_text(tenant), _text(name)) for tenant, name in part) for part in reply
+    )
+    return ReapReply(requeued, dead, expired)
+
+
+def parse_state(reply: Any) -> RequestState | None:
+    """Read a state, or nil."""
+    return None if reply is None else RequestState(_text(reply))
+
+
+def parse_nothing(_reply: Any) -> None:
+    """Drop a reply that says nothing."""
+
+
+def parse_status(reply: Any, request_id: str) -> RequestStatus | None:
+    """Read the fields that status returns, in its order, or nil."""
+    if reply is None:
+        return None
+    state, tokens, epoch, strikes, lane, owner, enqueued, started, finished, deadline = reply[:10]
+    reason, code, message = (_optional_text(value) for value in reply[10:])
+    return RequestStatus(
+        request_id=request_id,
+        state=RequestState(_text(state)),
+        num_tokens=int(tokens),
+        epoch=int(epoch),
+        strikes=int(strikes),
+        priority=int(lane),
+        owner=_optional_text(owner),
+        enqueued_at_s=int(enqueued) / 1000,
+        started_at_s=_seconds(started),
+        finished_at_s=_seconds(finished),
+        deadline_at_s=_seconds(deadline),
+        finish_reason=None if reason is None else FinishReason(reason),
+        error_code=code,
+        error_message=message,
+    )
+
+
+def parse_depth(reply: Any) -> QueueDepth:
+    """Read the hash of counts: ``queued``, ``queued:<lane>``, ``queued:<lane>:<tenant>``, …."""
+    counts = {_text(name): value for name, value in _pairs(reply)}
+    lanes: dict[int, int] = {}
+    tenants: dict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "running": 0})
+    for name, value in counts.items():
+        what, *path = name.split(":")
+        if what == "queued" and len(path) == 1:
+            lanes[int(path[0])] = int(value)
+        if what in ("queued", "running") and len(path) == 2:
+            tenants[path[1]][what] += int(value)
+    return QueueDepth(
+        queued=int(counts.get("queued", 0)),
+        running=int(counts.get("running", 0)),
+        payload_bytes=int(counts.get("bytes", 0)),
+        queued_by_lane=lanes,
+        by_tenant={tenant: TenantDepth(**work) for tenant, work in tenants.items()},
+    )
+
+
+def parse_dead(reply: Any) -> tuple[DeadLetter, ...]:
+    """Read ``[[entry id, tenant, request id, reason, strikes, worker, bytes], …]``."""
+    return tuple(
+        DeadLetter(
+            *(_text(value) for value in item[:4]), int(item[4]), _text(item[5]), int(item[6])
+        )
+        for item in reply
+    )
+
+
+def _grant(item: Any) -> Grant:
+    tenant, name, epoch, tokens, payload, cost, lane, strikes, attached, enqueued, deadline, now = (
+        item
+    )
+    return Grant(
+        tenant=_text(tenant),
+        request_id=_text(name),
+        epoch=int(epoch),
+        num_tokens=int(tokens),
+        payload=bytes(payload),
+        cost=int(cost),
+        priority=int(lane),
+        strikes=int(strikes),
+        attached=int(attached) == 1,
+        enqueued_ms=int(enqueued),
+        deadline_ms=int(deadline) if deadline else None,
+        now_ms=int(now),
+    )
+
+
+def _pairs(reply: Any) -> list[tuple[Any, Any]]:
+    if isinstance(reply, dict):  # RESP3 may say it is a map
+        return list(reply.items())
+    return list(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000

@@ -1,0 +1,32 @@
+"""Waiting for a condition with a deadline, instead of sleeping for a guessed time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.005
+
+
+def eventually(condition: Callable[[], T], *, timeout_s: float = 5.0) -> T:
+    """Return the condition's first true value; raises AssertionError when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {condition}")
+        time.sleep(POLL_S)
+    return value
+
+
+async def eventually_async(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 5.0) -> T:
+    """Do what ``eventually`` does, for a condition that has to be awaited."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := await condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {condition}")
+        await asyncio.sleep(POLL_S)
+    return value
