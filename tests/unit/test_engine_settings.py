@@ -74,7 +74,7 @@ def test_the_default_on_a_cpu_is_modest() -> None:
 
 def test_activations_grow_with_the_budget_and_the_vocabulary() -> None:
     """Both the hidden states of a step and its logits count."""
-    base = {"num_rows": 8, "hidden_size": 64, "itemsize": 2}
+    base = {"num_rows": 8, "hidden_size": 64, "intermediate_size": 100, "itemsize": 2}
     small = estimate_activation_bytes(num_tokens=64, vocab_size=1000, **base)
-    assert small == 12 * 64 * 64 * 2 + 3 * 8 * 1000 * 4
+    assert small == 64 * (8 * 64 + 3 * 100) * 2 + 3 * 8 * 1000 * 4
     assert estimate_activation_bytes(num_tokens=128, vocab_size=1000, **base) > small

@@ -37,8 +37,9 @@ def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
     model = load_model(settings.model, dtype=dtype, device=device)
     backend = create_backend(settings.attention_backend, device)
     parts = _Parts(settings, model, backend, device, dtype)
+    max_model_len = parts.choose_max_model_len()  # before the memory is taken
     plan = parts.allocate_kv_cache()
-    engine = parts.build_engine(plan)
+    engine = parts.build_engine(plan, max_model_len)
     return engine, parts.describe(engine, plan, perf_counter() - started_s)
 
 
@@ -50,8 +51,10 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise SettingsError(f"unknown device {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(f"device {name!r} is not available: this torch sees no CUDA device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(
+            f"device {name!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return device
 
 
@@ -75,6 +78,15 @@ class _Parts:
     device: torch.device
     dtype: torch.dtype
 
+    def choose_max_model_len(self) -> int:
+        limit = self.model.config.max_position_embeddings
+        wanted = self.settings.max_model_len
+        if wanted is None:
+            return limit
+        if not 1 < wanted <= limit:
+            raise SettingsError(f"max_model_len {wanted} is not in 2 … {limit}, the model's limit")
+        return wanted
+
     def allocate_kv_cache(self) -> KVCachePlan:
         spec = KVCacheSpec(
             num_layers=self.model.config.num_layers,
@@ -95,14 +107,14 @@ class _Parts:
         self.backend.allocate(spec, plan.num_blocks + 1)
         return plan
 
-    def build_engine(self, plan: KVCachePlan) -> Engine:
+    def build_engine(self, plan: KVCachePlan, max_model_len: int) -> Engine:
         settings = self.settings
         pool = BlockPool(
             plan.num_blocks,
             plan.block_size,
             enable_prefix_caching=settings.enable_prefix_caching,
         )
-        admission = Admission(pool, max_model_len=self._max_model_len(), reserve=settings.reserve)
+        admission = Admission(pool, max_model_len=max_model_len, reserve=settings.reserve)
         scheduler = Scheduler(
             pool,
             admission,
@@ -149,20 +161,12 @@ class _Parts:
             )
         return wanted
 
-    def _max_model_len(self) -> int:
-        limit = self.model.config.max_position_embeddings
-        wanted = self.settings.max_model_len
-        if wanted is None:
-            return limit
-        if not 1 < wanted <= limit:
-            raise SettingsError(f"max_model_len {wanted} is not in 2 … {limit}, the model's limit")
-        return wanted
-
     def _activation_bytes(self) -> int:
         return estimate_activation_bytes(
             num_tokens=self.settings.max_num_batched_tokens,
             num_rows=self.settings.max_num_seqs,
             hidden_size=self.model.config.hidden_size,
+            intermediate_size=self.model.config.intermediate_size,
             vocab_size=self.model.config.vocab_size,
             itemsize=self.dtype.itemsize,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace_worker.engine.errors import SettingsError
 
 CPU_SHARE = 0.25  # of the free memory, for the KV cache, when nothing was configured
-CPU_LIMIT_BYTES = 4 * 1024**3  # and never more than this
+CPU_LIMIT_BYTES = 1024**3  # and never more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,21 @@ def plan_kv_cache(
 
 
 def estimate_activation_bytes(
-    *, num_tokens: int, num_rows: int, hidden_size: int, vocab_size: int, itemsize: int
+    *,
+    num_tokens: int,
+    num_rows: int,
+    hidden_size: int,
+    intermediate_size: int,
+    vocab_size: int,
+    itemsize: int,
 ) -> int:
-    """Bound the temporaries of one step: a dozen hidden-sized ones a token, and the logits.
+    """Bound the temporaries of one step: those of one layer for each token, and the logits.
 
     ``num_tokens`` is the token budget, ``num_rows`` the most rows that sample; logits are float32,
     three copies.
     """
-    return 12 * num_tokens * hidden_size * itemsize + 3 * num_rows * vocab_size * 4
+    per_token = (8 * hidden_size + 3 * intermediate_size) * itemsize
+    return num_tokens * per_token + 3 * num_rows * vocab_size * 4
 
 
 def default_cpu_kv_bytes() -> int:

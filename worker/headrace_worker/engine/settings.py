@@ -30,7 +30,6 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9  # of the device's memory, for everything; CUDA only
     block_size: int | None = None  # tokens; None: the attention backend's preferred one
     attention_backend: str | None = None  # None: the best that is available
-    quantization: str | None = None  # None: as the weights are
     num_threads: int | None = None  # CPU threads; None: torch decides
     reserve: Reserve = Reserve.EXPECTED
     enable_prefix_caching: bool = True
