@@ -1,0 +1,188 @@
+"""Every supported model computes what transformers computes: logits to 1e-4, greedy ids exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.initialization import no_init_weights
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from headrace_worker.attention import available_backends, create_backend
+from headrace_worker.catalogue import MODELS, model_file
+from headrace_worker.model import LoadedModel, load_model
+from support.packed import PackedRun, greedy_by_transformers
+from support.tiny_gguf import write_tiny_gguf
+from support.tiny_models import build_tiny_model
+
+CPU = torch.device("cpu")
+LOGIT_TOLERANCE = 1e-4
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def rope(**scaling: Any) -> dict[str, Any]:
+    """Return the options of a model with this rope scaling."""
+    return {"rope_parameters": {"rope_theta": 10000.0, **scaling}}
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-untied": ("llama", {"tie_word_embeddings": False}),
+    "llama-without-groups": ("llama", {"num_key_value_heads": 4}),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 32}),
+    "llama-three-groups": (
+        "llama",
+        {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72},
+    ),
+    "llama-linear": ("llama", rope(rope_type="linear", factor=2.0)),
+    "llama-dynamic": ("llama", rope(rope_type="dynamic", factor=2.0)),
+    "llama-llama3": ("llama", rope(**LLAMA3)),
+    "llama-yarn": ("llama", rope(**YARN)),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 20}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3-biased": ("qwen3", {"attention_bias": True}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, LoadedModel]:
+    """A random model as transformers has it, and as loaded from its safetensors."""
+    torch.set_num_threads(1)
+    family, options = VARIANTS[request.param]
+    source = build_tiny_model(family, **options)
+    source.save_pretrained(tmp_path)
+    return source, load_model(tmp_path, dtype=torch.float32, device=CPU)
+
+
+@pytest.fixture(params=available_backends(CPU))
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Each backend that runs here."""
+    return str(request.param)
+
+
+def draw_prompts(*lengths: int, vocab_size: int = 320) -> list[list[int]]:
+    """Return random prompts of these lengths."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def logits_by_transformers(model: Any, prompt: list[int]) -> torch.Tensor:
+    """Return ``[len(prompt), vocab]`` of one prompt computed alone."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([prompt])).logits[0]
+    return logits.float()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_logits_of_known_text(
+    variant: tuple[Any, LoadedModel], backend_name: str, chunk: int
+) -> None:
+    """Logits at every position agree, in one piece, in chunks and token by token, batched."""
+    source, model = variant
+    prompts = draw_prompts(100, 3, 33)
+    run = PackedRun(model, create_backend(backend_name, CPU), prompts)
+    for prompt, logits in zip(prompts, run.prefill(chunk), strict=True):
+        expected = logits_by_transformers(source, prompt)
+        torch.testing.assert_close(logits, expected, atol=LOGIT_TOLERANCE, rtol=0)
+
+
+def test_greedy_tokens(variant: tuple[Any, LoadedModel], backend_name: str) -> None:
+    """A batch of chunks and decodes generates what transformers generates one by one."""
+    source, model = variant
+    prompts = draw_prompts(40, 1, 19)
+    run = PackedRun(model, create_backend(backend_name, CPU), prompts, room=24)
+    assert run.generate(24, chunk=16) == [
+        greedy_by_transformers(source, prompt, 24) for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_computes_what_its_source_does(tmp_path: Path, family: str) -> None:
+    """Row order, biases and norms survive the way through a GGUF file."""
+    torch.set_num_threads(1)
+    source = build_tiny_model(family)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", source)
+    model = load_model(path, dtype=torch.float32, device=CPU)
+    (prompt,) = draw_prompts(50)
+    (logits,) = PackedRun(model, create_backend(None, CPU), [prompt]).prefill(1000)
+    expected = logits_by_transformers(source, prompt)
+    torch.testing.assert_close(logits, expected, atol=LOGIT_TOLERANCE, rtol=0)
+
+
+def test_bfloat16_rounds_like_transformers(tmp_path: Path) -> None:
+    """In bfloat16, logits differ from transformers' by rounding, not by more."""
+    torch.set_num_threads(1)
+    source = build_tiny_model("llama")
+    source.save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16, device=CPU)
+    (prompt,) = draw_prompts(50)
+    run = PackedRun(model, create_backend(None, CPU), [prompt], dtype=torch.bfloat16)
+    (logits,) = run.prefill(1000)
+    expected = logits_by_transformers(source.to(torch.bfloat16), prompt)
+    assert (logits - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_neighbours_do_not_change_greedy_tokens(tmp_path: Path) -> None:
+    """Thirty-two prompts generate the same alone, in fours and all at once."""
+    torch.set_num_threads(1)
+    build_tiny_model("llama").save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=torch.float32, device=CPU)
+    prompts = draw_prompts(*range(1, 33))
+
+    def generate(group: list[list[int]]) -> list[list[int]]:
+        run = PackedRun(model, create_backend(None, CPU), group, room=16)
+        return run.generate(16, chunk=1000)
+
+    together = generate(prompts)
+    assert [generate([prompt])[0] for prompt in prompts] == together
+    fours = [generate(prompts[i : i + 4]) for i in range(0, 32, 4)]
+    assert [ids for group in fours for ids in group] == together
+
+
+@pytest.mark.model
+def test_the_demo_model_answers_like_transformers() -> None:
+    """SmolLM2 from its GGUF file generates transformers' greedy ids for real questions."""
+    path = model_file(MODELS["smollm2-135m"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True
+        )["input_ids"]
+        for question in ("Why is the sky blue?", "Name three rivers.", "What is 7 times 8?")
+    ]
+    model = load_model(path, dtype=torch.float32, device=CPU)
+    run = PackedRun(model, create_backend(None, CPU), prompts, room=20)
+    ids = run.generate(20, chunk=24)
+    source = _demo_model_of_transformers(path)
+    assert ids == [greedy_by_transformers(source, prompt, 20) for prompt in prompts]
+    assert "The sky appears blue because" in tokenizer.decode(ids[0])
+
+
+def _demo_model_of_transformers(path: Path) -> Any:
+    """Read the file with transformers' own reader; from_pretrained would ask for accelerate."""
+    factory: Any = AutoModelForCausalLM  # transformers leaves it untyped
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with no_init_weights():
+        model = factory.from_config(config, dtype=torch.float32)
+    read: Any = load_gguf_checkpoint
+    tensors = read(path, return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
+    return model.eval()
