@@ -28,6 +28,7 @@ REDIS_RECONNECTED = "redis.reconnected"
 REQUEST_FINISHED = "request.finished"  # the canonical line: enough to answer "why was it slow?"
 # warning:
 REDIS_DISCONNECTED = "redis.disconnected"
+REDIS_UNSAFE = "redis.unsafe"  # its settings may lose requests
 DELIVERY_RECLAIMED = "delivery.reclaimed"
 REQUEST_REJECTED = "request.rejected"
 REQUEST_CANCELLED = "request.cancelled"

@@ -1,0 +1,74 @@
+"""How much more this worker can take: free sequences and free KV slots, by the engine's last word.
+
+The engine's word is a step old, and requests that it has not seen yet are subtracted at the price
+that the queue put on them. There is no fixed concurrency: what does not fit stays in Redis, where
+another worker can take it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from headrace_worker.engine.messages import EngineReady, StepOutcome
+from headrace_worker.serving.ports import Room
+
+if TYPE_CHECKING:
+    from headrace_worker.serving.request import InFlight
+
+
+class Capacity:
+    """Touched on the event loop only."""
+
+    def __init__(self, *, num_prefetch: int) -> None:
+        self._num_prefetch = num_prefetch  # sequences that may wait in the engine for their turn
+        self._ready: EngineReady | None = None  # None: no engine
+        self._free_blocks = 0
+        self._num_waiting = 0
+        self._num_sent = 0  # AddSequence commands so far
+        self._unseen_costs: deque[int] = deque()  # tokens, of the commands not accounted for yet
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an engine runs."""
+        return self._ready is not None
+
+    def engine_started(self, ready: EngineReady) -> None:
+        """Begin with an empty engine."""
+        self._ready = ready
+        self._free_blocks = ready.num_blocks
+        self._num_waiting = self._num_sent = 0
+        self._unseen_costs.clear()
+
+    def engine_gone(self) -> None:
+        """Take nothing until another engine has started."""
+        self._ready = None
+
+    def sequence_sent(self, cost: int) -> None:
+        """Count a sequence that the engine will hear of."""
+        self._num_sent += 1
+        self._unseen_costs.append(cost)
+
+    def step_done(self, outcome: StepOutcome) -> None:
+        """Take the engine's word, which accounts for the first ``adds_seen`` sequences."""
+        self._free_blocks = outcome.free_blocks
+        self._num_waiting = outcome.num_waiting
+        while len(self._unseen_costs) > self._num_sent - outcome.adds_seen:
+            self._unseen_costs.popleft()
+
+    def room(self, in_flight: Iterable[InFlight]) -> Room | None:
+        """Return what can be claimed next to these requests; None when that is nothing."""
+        if self._ready is None or self._num_waiting > self._num_prefetch:
+            return None
+        generating = [request for request in in_flight if request.is_generating]
+        free_seqs = self._ready.max_num_seqs + self._num_prefetch - len(generating)
+        total_tokens = self._ready.max_kv_tokens
+        free_tokens = self._free_blocks * self._ready.block_size - self._promised(generating)
+        if free_seqs < 1 or free_tokens < 1:
+            return None
+        return Room(free_seqs, free_tokens, total_tokens)
+
+    def _promised(self, generating: Iterable[InFlight]) -> int:
+        being_prepared = sum(r.grant.cost for r in generating if r.seq_id is None)
+        return being_prepared + sum(self._unseen_costs)

@@ -1,0 +1,140 @@
+"""The feeder brings a claimed request to the engine: what was emitted before, its tokens, the
+command.
+
+Tokenizing blocks, so it runs on a thread, one request at a time in the order of their grants. What
+cannot run is ended here with its typed "no".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from headrace.errors import EngineFailure, ErrorCode, ProtocolError, RequestError, TransportError
+from headrace.protocol import ChunkMessage
+from headrace.types import FinishReason
+from headrace_worker.backoff import Backoff
+from headrace_worker.engine.messages import AddSequence, EngineReady
+from headrace_worker.serving.capacity import Capacity
+from headrace_worker.serving.intake import Intake, PreparedRequest
+from headrace_worker.serving.ledger import Ledger
+from headrace_worker.serving.outbox import from_chunks
+from headrace_worker.serving.ports import Queue
+from headrace_worker.serving.reporting import Reporter
+from headrace_worker.serving.request import LENGTH_REACHED, STOPPED, End, InFlight, Phase
+
+FIRST_RETRY_S, MOST_RETRY_S = 0.05, 2.0
+
+
+class Feeder:
+    """Touched on the event loop, but for the thread that tokenizes."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        ledger: Ledger,
+        capacity: Capacity,
+        reporter: Reporter,
+        *,
+        make_intake: Callable[[EngineReady], Intake],
+        send: Callable[[AddSequence], None],
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._capacity = capacity
+        self._report = reporter
+        self._make_intake = make_intake
+        self._send = send
+        self._intake: Intake | None = None  # from the first engine on
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="intake")
+
+    def engine_started(self, ready: EngineReady) -> None:
+        """Check requests against what this engine can take."""
+        self._intake = self._make_intake(ready)
+
+    async def feed(self, request: InFlight) -> None:
+        """Prepare a claimed request and send it to the engine, or end it."""
+        try:
+            emitted = await self._read_emitted(request)
+            prepared = await self._prepare(request, emitted)
+        except RequestError as error:
+            self._report.rejected(request, error.code.value, error.message)
+            self._ledger.end(request, End.failed(error.code, error.message))
+            return
+        if request.phase is not Phase.CLAIMED:  # lost, released or over its deadline meanwhile
+            return
+        if (reason := prepared.finish_reason) is not None:
+            request.prepared = prepared
+            self._ledger.end(request, STOPPED if reason is FinishReason.STOP else LENGTH_REACHED)
+            return
+        self._start(request, prepared)
+
+    def close(self) -> None:
+        """Tokenize nothing any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, request: InFlight, prepared: PreparedRequest) -> None:
+        seq_id = self._ledger.start(request, prepared)
+        self._capacity.sequence_sent(request.grant.cost)
+        self._send(
+            AddSequence(
+                seq_id=seq_id,
+                token_ids=prepared.prompt_token_ids + prepared.output_token_ids,
+                num_prompt_tokens=len(prepared.prompt_token_ids),
+                sampling=prepared.sampling,
+                priority=request.grant.priority,
+                salt=prepared.salt,
+            )
+        )
+
+    async def _read_emitted(self, request: InFlight) -> tuple[ChunkMessage, ...]:
+        """Return what earlier epochs emitted, and note it; nobody else can write at our epoch."""
+        if request.grant.num_tokens == 0:
+            return ()
+        try:
+            emitted = await self._read_log(request)
+        except ProtocolError as error:
+            raise _lost(request, str(error)) from error
+        tokens = from_chunks(emitted)
+        if len(tokens) != request.grant.num_tokens:
+            raise _lost(request, f"its token log holds {len(tokens)}")
+        self._ledger.inherit(request, tokens)
+        return emitted
+
+    async def _read_log(self, request: InFlight) -> tuple[ChunkMessage, ...]:
+        backoff = Backoff(FIRST_RETRY_S, MOST_RETRY_S)
+        while True:
+            try:
+                return await self._queue.read_token_log(request.grant)
+            except ProtocolError:
+                raise
+            except TransportError:  # it stays ours as long as its lease does
+                await asyncio.sleep(backoff.next_delay_s())
+
+    async def _prepare(
+        self, request: InFlight, emitted: tuple[ChunkMessage, ...]
+    ) -> PreparedRequest:
+        assert self._intake is not None
+        grant = request.grant
+        prepare = partial(
+            self._intake.prepare,
+            grant.payload,
+            tenant=grant.tenant,
+            request_id=grant.request_id,
+            emitted=emitted,
+        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, prepare)
+        except RequestError:
+            raise
+        except Exception as error:  # one payload that trips a library must not take its neighbours
+            self._report.tripped(request, error)
+            raise EngineFailure(f"preparing it raised {type(error).__name__}") from error
+
+
+def _lost(request: InFlight, why: str) -> RequestError:
+    grant = request.grant
+    message = f"{grant.num_tokens} tokens were emitted, and {why}: they are lost"
+    return RequestError(message, request_id=grant.request_id, code=ErrorCode.LOST)

@@ -1,0 +1,1 @@
+"""The worker's side of the queue: asyncio and Redis, never torch."""

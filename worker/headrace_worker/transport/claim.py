@@ -1,0 +1,47 @@
+"""Claiming, safe against lost replies: an unanswered claim is asked again under the same nonce.
+
+The queue remembers a worker's last claim and answers the same nonce with the same grants. So
+grants whose reply was lost are no orphans that wait for their lease to run out: the next try gets
+them.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from headrace import functions
+from headrace.functions import ClaimReply
+from headrace.keys import Keys
+from headrace_worker.transport.link import Link
+
+
+class Claimer:
+    """One claim at a time."""
+
+    def __init__(
+        self, link: Link, keys: Keys, *, worker_id: str, lease_ms: int, max_strikes: int
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._max_strikes = max_strikes
+        self._nonce: str | None = None  # of a claim without an answer
+
+    async def claim(self, *, free_seqs: int, free_tokens: int, total_tokens: int) -> ClaimReply:
+        """Take what fits; raises TransportError, and then the next call asks for the same again."""
+        self._nonce = self._nonce or secrets.token_hex(8)
+        reply = await self._link.run(
+            functions.claim(
+                self._keys,
+                worker_id=self._worker_id,
+                nonce=self._nonce,
+                free_seqs=free_seqs,
+                free_tokens=free_tokens,
+                total_tokens=total_tokens,
+                lease_ms=self._lease_ms,
+                max_strikes=self._max_strikes,
+            )
+        )
+        self._nonce = None
+        return reply

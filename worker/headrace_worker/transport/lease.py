@@ -1,0 +1,55 @@
+"""Leases are kept only while the engine makes progress: a hung device loses its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.errors import TransportError
+from headrace.functions import Held
+
+RENEWALS_PER_LEASE = 4
+
+
+class Renewer(Protocol):
+    """What prolongs leases."""
+
+    async def renew(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """Return those that are lost; raises TransportError."""
+        ...
+
+
+class LeaseKeeper:
+    """Renews all that is held, four times a lease."""
+
+    def __init__(
+        self,
+        queue: Renewer,
+        *,
+        lease_s: float,
+        held: Callable[[], Sequence[Held]],
+        may_renew: Callable[[], bool],  # whether the engine makes progress
+        on_lost: Callable[[Held], None],
+    ) -> None:
+        self._queue = queue
+        self._interval_s = lease_s / RENEWALS_PER_LEASE
+        self._held = held
+        self._may_renew = may_renew
+        self._on_lost = on_lost
+
+    async def run(self) -> None:
+        """Renew until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.renew_once()
+            except TransportError:  # the next turn comes soon enough: three of four may fail
+                continue
+
+    async def renew_once(self) -> None:
+        """Renew what is held now, if the engine makes progress; raises TransportError."""
+        held = self._held()
+        if held and self._may_renew():
+            for lost in await self._queue.renew(held):
+                self._on_lost(lost)

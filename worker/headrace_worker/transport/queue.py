@@ -1,0 +1,156 @@
+"""The queue as one worker sees it: each method is one idempotent function, or one read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import redis.exceptions as redis_errors
+from redis.asyncio import Redis
+
+from headrace import functions
+from headrace.errors import TransportError
+from headrace.functions import (
+    ClaimReply,
+    EmitItem,
+    EmitReply,
+    FinishReply,
+    Grant,
+    Held,
+    QueueDepth,
+)
+from headrace.keys import Keys
+from headrace.protocol import (
+    CHUNK_FIELD,
+    ChunkMessage,
+    TerminalMessage,
+    decode_chunk,
+    encode_terminal,
+)
+from headrace.types import RequestState, RequestStatus
+from headrace_worker.transport.claim import Claimer
+from headrace_worker.transport.link import Link
+
+
+class Room(Protocol):
+    """What a worker can take right now."""
+
+    @property
+    def free_seqs(self) -> int:
+        """Sequences."""
+        ...
+
+    @property
+    def free_tokens(self) -> int:
+        """KV slots."""
+        ...
+
+    @property
+    def total_tokens(self) -> int:
+        """KV slots of the whole cache."""
+        ...
+
+
+class RedisQueue:
+    """Every method raises TransportError when Redis cannot or will not; all may be repeated."""
+
+    def __init__(
+        self,
+        link: Link,
+        blocking: Redis,  # for reads that wait: its socket timeout is longer than any wait
+        keys: Keys,
+        *,
+        worker_id: str,
+        lease_s: float,
+        max_strikes: int,
+    ) -> None:
+        self._link = link
+        self._blocking = blocking
+        self._keys = keys
+        self._worker_id = worker_id
+        self._lease_ms = round(lease_s * 1000)
+        self._max_strikes = max_strikes
+        self._claimer = Claimer(
+            link, keys, worker_id=worker_id, lease_ms=self._lease_ms, max_strikes=max_strikes
+        )
+
+    async def claim(self, room: Room) -> ClaimReply:
+        """Take what fits; after a failure the next call asks for the same grants again."""
+        return await self._claimer.claim(
+            free_seqs=room.free_seqs, free_tokens=room.free_tokens, total_tokens=room.total_tokens
+        )
+
+    async def wait_for_work(self, cursor: str, timeout_s: float) -> None:
+        """Sleep until the wake stream has an entry after the cursor, or the time is over."""
+        try:
+            await self._blocking.xread({self._keys.wake: cursor}, block=round(timeout_s * 1000))
+        except redis_errors.RedisError as error:
+            self._link.lost(error)
+            raise TransportError(f"waiting for work: {error}") from error
+
+    async def read_token_log(self, grant: Grant) -> tuple[ChunkMessage, ...]:
+        """Return what earlier epochs emitted; raises ProtocolError for a log that is unreadable."""
+        name = self._keys.token_log(grant.tenant, grant.request_id)
+        try:
+            entries: Any = await self._link.redis.xrange(name)
+        except redis_errors.RedisError as error:
+            self._link.lost(error)
+            raise TransportError(f"reading {name}: {error}") from error
+        return tuple(decode_chunk(fields[CHUNK_FIELD]) for _, fields in entries)
+
+    async def emit(self, items: Sequence[EmitItem]) -> tuple[EmitReply, ...]:
+        """Append to token logs, one item a request."""
+        return await self._link.run(
+            functions.emit(self._keys, worker_id=self._worker_id, items=items)
+        )
+
+    async def finish(
+        self, held: Held, num_tokens: int, state: RequestState, terminal: TerminalMessage
+    ) -> FinishReply:
+        """Publish the terminal entry, then acknowledge: one atomic step."""
+        code = terminal.error_code
+        return await self._link.run(
+            functions.finish(
+                self._keys,
+                worker_id=self._worker_id,
+                tenant=held.tenant,
+                request_id=held.request_id,
+                epoch=held.epoch,
+                num_tokens=num_tokens,
+                state=state,
+                terminal=encode_terminal(terminal),
+                finish_reason=terminal.finish_reason.value,
+                error_code=None if code is None else code.value,
+                error_message=terminal.error_message,
+            )
+        )
+
+    async def renew(self, held: Sequence[Held]) -> tuple[Held, ...]:
+        """Prolong leases; return those that are lost."""
+        return await self._link.run(
+            functions.renew(
+                self._keys, worker_id=self._worker_id, held=held, lease_ms=self._lease_ms
+            )
+        )
+
+    async def release(self, held: Sequence[Held], *, strike: bool) -> int:
+        """Hand requests back, claimable at once; return how many were ours."""
+        return await self._link.run(
+            functions.release(
+                self._keys,
+                worker_id=self._worker_id,
+                held=held,
+                strike=strike,
+                max_strikes=self._max_strikes,
+            )
+        )
+
+    async def status(self, held: Held) -> RequestStatus | None:
+        """Return what the queue knows of a request."""
+        return await self._link.run(
+            functions.status(self._keys, tenant=held.tenant, request_id=held.request_id)
+        )
+
+    async def depth(self) -> QueueDepth:
+        """Return true counts."""
+        return await self._link.run(functions.depth(self._keys))

@@ -1,0 +1,203 @@
+"""Wiring: makes the parts of a worker from its settings, and gives each the others it needs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from headrace.keys import Keys
+from headrace_worker.backoff import Backoff
+from headrace_worker.engine.messages import AbortSequences, SetPaused
+from headrace_worker.engine.settings import EngineSettings, Reserve
+from headrace_worker.serving.capacity import Capacity
+from headrace_worker.serving.claiming import ClaimLoop
+from headrace_worker.serving.feeder import Feeder
+from headrace_worker.serving.intake import Intake
+from headrace_worker.serving.ledger import Ledger
+from headrace_worker.serving.metrics import Metrics
+from headrace_worker.serving.outbox import EmitPolicy
+from headrace_worker.serving.pressure import Pressure
+from headrace_worker.serving.progress import ProgressWatch
+from headrace_worker.serving.publisher import Publisher
+from headrace_worker.serving.reporting import Reporter
+from headrace_worker.serving.service import Service
+from headrace_worker.serving.supervisor import Supervisor
+from headrace_worker.serving.tokenizer import Tokenizer
+from headrace_worker.settings import WorkerSettings
+from headrace_worker.transport.control import ControlListener
+from headrace_worker.transport.heartbeat import BEATS_PER_LEASE, Heart
+from headrace_worker.transport.housekeeping import REAPS_PER_LEASE, Housekeeper, repeat
+from headrace_worker.transport.lease import LeaseKeeper
+from headrace_worker.transport.link import Link
+from headrace_worker.transport.queue import RedisQueue
+
+ENGINE_COMMAND = (sys.executable, "-m", "headrace_worker.engine.process")
+FIRST_RETRY_S, MOST_RETRY_S = 0.05, 2.0  # of calls to Redis
+FIRST_RESTART_S, MOST_RESTART_S = 0.1, 30.0  # of the engine
+PREFETCH_SHARE = 8  # one sequence may wait in the engine for each 8 that may run
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the composition root still has to touch."""
+
+    service: Service
+    ledger: Ledger
+    claiming: ClaimLoop
+
+
+def make_queue(settings: WorkerSettings, link: Link, blocking: Redis) -> RedisQueue:
+    """Return the queue as this worker sees it."""
+    return RedisQueue(
+        link,
+        blocking,
+        Keys(settings.queue),
+        worker_id=settings.worker_id,
+        lease_s=settings.lease_ttl,
+        max_strikes=settings.max_strikes,
+    )
+
+
+def make_supervisor(
+    settings: WorkerSettings, watch: ProgressWatch, model: Path, vocab_size: int
+) -> Supervisor:
+    """Return the keeper of the engine process; nothing is started yet."""
+    return Supervisor(
+        settings.engine_command or ENGINE_COMMAND,
+        engine_settings(settings, model, vocab_size),
+        watch=watch,
+        look_every_s=look_every_s(settings),
+        backoff=Backoff(FIRST_RESTART_S, MOST_RESTART_S),
+        clock=time.monotonic,
+    )
+
+
+def engine_settings(settings: WorkerSettings, model: Path, vocab_size: int) -> EngineSettings:
+    """Return what the engine has to know."""
+    return EngineSettings(
+        model=str(model),
+        model_name=settings.model_name,
+        dtype=settings.dtype,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        kv_cache_memory_bytes=settings.kv_cache_memory,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        block_size=settings.block_size,
+        attention_backend=settings.attention_backend,
+        num_threads=settings.num_threads,
+        reserve=Reserve(settings.reserve),
+        enable_prefix_caching=settings.enable_prefix_caching,
+        sampled_vocab_size=vocab_size,
+    )
+
+
+def look_every_s(settings: WorkerSettings) -> float:
+    """Return how often the engine is asked for a sign of life."""
+    return min(settings.engine_hang_timeout, settings.lease_ttl) / 4
+
+
+def make_parts(
+    settings: WorkerSettings,
+    *,
+    queue: RedisQueue,
+    supervisor: Supervisor,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    capacity: Capacity,
+) -> Parts:
+    """Return the service and what belongs to it; the lambdas close the circles between them."""
+    reporter = Reporter(metrics)
+    claiming = ClaimLoop(
+        queue,
+        room=lambda: capacity.room(ledger.requests),
+        is_idle=lambda: len(ledger) == 0,
+        exit_when_empty=settings.exit_when_empty,
+        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
+    )
+    ledger = Ledger(
+        queue,
+        worker_id=settings.worker_id,
+        emit_policy=EmitPolicy(settings.flush_interval, settings.flush_tokens),
+        reporter=reporter,
+        clock=time.monotonic,
+        abort=lambda seq_id: supervisor.send(AbortSequences((seq_id,))),
+        on_left=claiming.notify,
+    )
+    feeder = Feeder(
+        queue,
+        ledger,
+        capacity,
+        reporter,
+        make_intake=lambda ready: Intake(tokenizer, ready, settings.model_name),
+        send=supervisor.send,
+    )
+    publisher = Publisher(
+        queue,
+        ledger,
+        reporter,
+        company_s=settings.flush_interval / 2,
+        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
+        clock=time.monotonic,
+    )
+    service = Service(
+        queue=queue,
+        ledger=ledger,
+        capacity=capacity,
+        claiming=claiming,
+        feeder=feeder,
+        publisher=publisher,
+        supervisor=supervisor,
+        pressure=Pressure(settings.max_unsent_tokens, lambda p: supervisor.send(SetPaused(p))),
+        reporter=reporter,
+        metrics=metrics,
+        drain_timeout_s=settings.drain_timeout,
+        clock=time.monotonic,
+    )
+    return Parts(service, ledger, claiming)
+
+
+def make_chores(
+    settings: WorkerSettings,
+    *,
+    link: Link,
+    blocking: Redis,
+    queue: RedisQueue,
+    watch: ProgressWatch,
+    metrics: Metrics,
+    parts: Parts,
+) -> list[Coroutine[Any, Any, None]]:
+    """Return what runs beside the flow of requests: leases, heartbeat, reaping, hints."""
+    keys, who, lease_s = Keys(settings.queue), settings.worker_id, settings.lease_ttl
+    leases = LeaseKeeper(
+        queue,
+        lease_s=lease_s,
+        held=lambda: [request.held for request in parts.ledger.requests],
+        may_renew=lambda: watch.is_alive(time.monotonic()),
+        on_lost=parts.service.lost,
+    )
+    heart = Heart(
+        link,
+        keys,
+        worker_id=who,
+        lease_s=lease_s,
+        describe=lambda: {"model": settings.model_name, "num_held": len(parts.ledger)},
+        set_depth=metrics.set_queue_depth,
+    )
+    housekeeper = Housekeeper(
+        link, keys, worker_id=who, lease_s=lease_s, max_strikes=settings.max_strikes
+    )
+    return [
+        leases.run(),
+        repeat(lease_s / BEATS_PER_LEASE, heart.beat),
+        repeat(lease_s / REAPS_PER_LEASE, housekeeper.reap),
+        repeat(lease_s, housekeeper.clean_up),
+        ControlListener(blocking, keys, parts.service.cancel).run(),
+    ]
