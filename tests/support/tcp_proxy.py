@@ -27,6 +27,8 @@ class TcpProxy:
         self.num_connections = 0  # accepted so far
         self._upstream = upstream
         self._swallow: set[int] = set()  # numbers of replies still to be lost, counted from 1
+        self._lose_after: bytes | None = None  # what a request holds whose reply is lost
+        self._times_left = 0
         self._num_replies = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -49,6 +51,11 @@ class TcpProxy:
         The server has done the work by then; the client only sees the connection end.
         """
         self._swallow.add(self._num_replies + number)
+
+    def lose_replies(self, request_part: bytes, times: int = 1) -> None:
+        """Lose the replies to the next requests that hold these bytes, as swallow_reply does."""
+        self._lose_after = request_part
+        self._times_left = times
 
     def reset_all(self) -> None:
         """End every connection with a TCP reset."""
@@ -88,9 +95,10 @@ class TcpProxy:
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_unix_connection(str(self._upstream))
+        doomed = asyncio.Event()  # the next reply on this connection is to be lost
         pumps = [
-            asyncio.create_task(self._pass_requests(reader, server_writer)),
-            asyncio.create_task(self._pass_replies(server_reader, writer)),
+            asyncio.create_task(self._pass_requests(reader, server_writer, doomed)),
+            asyncio.create_task(self._pass_replies(server_reader, writer, doomed)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -101,20 +109,23 @@ class TcpProxy:
             server_writer.close()
 
     async def _pass_requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             if self.is_silent:
                 continue
+            if self._times_left and self._lose_after is not None and self._lose_after in data:
+                self._times_left -= 1
+                doomed.set()
             writer.write(data)
             await writer.drain()
 
     async def _pass_replies(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             self._num_replies += 1
-            if self._num_replies in self._swallow:
+            if doomed.is_set() or self._num_replies in self._swallow:
                 self._swallow.discard(self._num_replies)
                 self.num_swallowed += 1
                 return

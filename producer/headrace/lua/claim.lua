@@ -2,7 +2,8 @@
 --
 -- ARGV: worker, nonce, free sequences, free tokens, total tokens, lease ms, most strikes
 -- Reply: {grants, wake cursor, lanes that cannot be read}; a grant is {tenant, request id, epoch,
---        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '', now ms}
+--        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '',
+--        now ms}
 
 local AGEING_MS = 10000 -- a lane passed over for so long goes next, whatever its weight
 local MAX_CLOSED = 256 -- expired or broken entries put away in one call
@@ -20,8 +21,8 @@ local function next_lane(q, now, exhausted)
   local v = redis.call('HMGET', stats_key(q), unpack(fields))
   local best, best_turn, oldest, oldest_since
   for lane = 0, LANES - 1 do
-    local queued, turn, since = v[lane * 3 + 1], tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
-    if queued and not exhausted[lane] then
+    local turn, since = tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
+    if v[lane * 3 + 1] and not exhausted[lane] then
       if not best or turn < best_turn then best, best_turn = lane, turn end
       if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
     end
@@ -33,7 +34,8 @@ end
 local function take_turn(q, lane, cost, now)
   local stats = stats_key(q)
   local turn = redis.call('HGET', stats, 'turn:' .. lane) or 0
-  redis.call('HSET', stats, 'turn', turn, 'turn:' .. lane, turn + cost * 2 ^ lane, 'since:' .. lane, now)
+  local after = turn + cost * 2 ^ lane
+  redis.call('HSET', stats, 'turn', turn, 'turn:' .. lane, after, 'since:' .. lane, now)
 end
 
 -- The tenant served least, of those that have something queued here.
@@ -61,12 +63,11 @@ local function head(key)
   if pending[1] then
     local id = pending[1][1]
     local entry = redis.call('XRANGE', key, id, id)[1]
-    return { id = id, request_id = entry and entry[2][2] }
+    return entry and read_entry(entry) or { id = id }
   end
   local read = redis.call('XREADGROUP', 'GROUP', GROUP, REQUEUED, 'COUNT', 1, 'STREAMS', key, '>')
   if not read then return nil end
-  local entry = read[1][2][1]
-  return { id = entry[1], request_id = entry[2][2] }
+  return read_entry(read[1][2][1])
 end
 
 -- Put away what is not to be granted. Returns whether it did.
@@ -74,7 +75,7 @@ local function put_away(q, lane, tenant, entry, r, now)
   if not entry.request_id then -- deleted from the lane by hand; the janitor finds whose it was
     redis.call('XACK', lane_key(q, lane, tenant), GROUP, entry.id)
   elseif not r then
-    close_orphan(q, 'queued', lane, tenant, entry.request_id, entry.id)
+    close_orphan(q, 'queued', lane, tenant, entry)
   elseif is_over(r) or r.entry ~= entry.id then
     drop_entry(q, lane, tenant, entry.id) -- a stray copy
   elseif r.state == 'running' then
@@ -175,6 +176,7 @@ local function next_request(q, now, seen)
       seen.exhausted[lane] = true
     end
   end
+  seen.is_cut_short = true
 end
 
 -- Stops at the first request that does not fit: taking smaller ones past it would starve it.
@@ -212,7 +214,8 @@ local function claim(keys, args)
     grants = runs_suspect(q, worker) and {} or grant_what_fits(q, worker, room, seen, now)
     if #grants > 0 then remember_grants(q, worker, nonce, grants, lease_ms) end
   end
-  return { grants, wake_cursor(q), seen.faults }
+  -- With work left over, the cursor is one that wakes the worker at once.
+  return { grants, seen.is_cut_short and '0-0' or wake_cursor(q), seen.faults }
 end
 
-redis.register_function('headrace_1_claim', claim)
+register('claim', claim)

@@ -28,10 +28,6 @@ local function depth(keys)
   return redis.call('HGETALL', stats_key(keys[1]))
 end
 
-redis.register_function({ function_name = 'headrace_1_cancel', callback = cancel, flags = { 'allow-oom' } })
-redis.register_function({
-  function_name = 'headrace_1_status', callback = status, flags = { 'no-writes', 'allow-oom' },
-})
-redis.register_function({
-  function_name = 'headrace_1_depth', callback = depth, flags = { 'no-writes', 'allow-oom' },
-})
+register('cancel', cancel, FREEING)
+register('status', status, READING)
+register('depth', depth, READING)

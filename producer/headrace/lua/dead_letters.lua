@@ -6,9 +6,11 @@ local function fields_of(entry)
   return fields
 end
 
--- ARGV: most, start id or '-'. Reply: a list of {entry id, tenant, request id, reason, strikes, worker, bytes}
+-- ARGV: most, start id or '-'
+-- Reply: a list of {entry id, tenant, request id, reason, strikes, worker, payload bytes}
 local function list_dead(keys, args)
-  local found = redis.call('XRANGE', dead_key(keys[1]), args[2], '+', 'COUNT', whole('count', args[1], 1))
+  local most = whole('count', args[1], 1)
+  local found = redis.call('XRANGE', dead_key(keys[1]), args[2], '+', 'COUNT', most)
   local letters = {}
   for i, entry in ipairs(found) do
     local f = fields_of(entry)
@@ -45,8 +47,6 @@ local function purge_dead(keys, args)
   return deleted
 end
 
-redis.register_function({
-  function_name = 'headrace_1_list_dead', callback = list_dead, flags = { 'no-writes', 'allow-oom' },
-})
-redis.register_function('headrace_1_replay_dead', replay_dead)
-freeing('purge_dead', purge_dead)
+register('list_dead', list_dead, READING)
+register('replay_dead', replay_dead)
+register('purge_dead', purge_dead, FREEING)

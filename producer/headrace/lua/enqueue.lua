@@ -31,13 +31,14 @@ local function accept(q, request, digest, now)
   local key = request_key(q, request.tenant, request.id)
   -- A log without a hash is a leftover; its old entries would make the first emit fail.
   redis.call('DEL', log_key(q, request.tenant, request.id))
-  local entry = add_entry(q, request.lane, request.tenant, request.id, request.cost)
+  local size = #request.payload
+  local entry = add_entry(q, request.lane, request.tenant, request.id, request.cost, size)
   redis.call('HSET', key, 'state', 'queued', 'payload', request.payload, 'digest', digest,
     'cost', request.cost, 'lane', request.lane, 'entry', entry, 'attached', request.attached,
     'epoch', 0, 'num_tokens', 0, 'strikes', 0, 'enqueued_ms', now,
     'result_ttl_ms', request.result_ttl_ms)
   count_queued(q, request.lane, request.tenant, now)
-  redis.call('HINCRBY', stats_key(q), 'bytes', #request.payload)
+  count_bytes(q, size)
   local deadline = earlier(request.deadline_ms, request.ttl_ms and now + request.ttl_ms)
   if deadline then
     redis.call('HSET', key, 'deadline_ms', deadline)
@@ -63,4 +64,4 @@ local function enqueue(keys, args)
   return { 'OK', accept(q, request, digest, now_ms()) }
 end
 
-redis.register_function('headrace_1_enqueue', enqueue)
+register('enqueue', enqueue)

@@ -90,18 +90,18 @@ end
 -- A pending entry whose holder let its lease run out.
 local function take_back(q, lane, tenant, entry_id, worker, now, sweep)
   local key = lane_key(q, lane, tenant)
-  local entry = redis.call('XRANGE', key, entry_id, entry_id)[1]
-  if not entry then -- deleted by hand; the janitor finds whose it was
+  local found = redis.call('XRANGE', key, entry_id, entry_id)[1]
+  if not found then -- deleted by hand; the janitor finds whose it was
     return redis.call('XACK', key, GROUP, entry_id)
   end
-  local id = entry[2][2]
-  local r = load_request(q, tenant, id)
-  if not r then return close_orphan(q, 'running', lane, tenant, id, entry_id) end
+  local entry = read_entry(found)
+  local r = load_request(q, tenant, entry.request_id)
+  if not r then return close_orphan(q, 'running', lane, tenant, entry) end
   if r.entry ~= entry_id or is_over(r) then return drop_entry(q, lane, tenant, entry_id) end
   if r.state == 'queued' then return hand_to(q, r, REQUEUED) end
   strike(q, r, now, worker, sweep.max_strikes)
   local list = r.state == 'queued' and sweep.requeued or r.state == 'failed' and sweep.dead
-  if list then list[#list + 1] = { tenant, id } end
+  if list then list[#list + 1] = { tenant, r.id } end
 end
 
 local function sweep_lane(q, lane, tenant, now, sweep)
@@ -111,7 +111,8 @@ local function sweep_lane(q, lane, tenant, now, sweep)
   for _, consumer in ipairs(consumers) do
     local name, pending = consumer[2], consumer[4]
     if name ~= REQUEUED and pending > 0 and sweep.left > 0 then
-      local lapsed = redis.call('XPENDING', key, GROUP, 'IDLE', sweep.lease_ms, '-', '+', sweep.left, name)
+      local lapsed = redis.call('XPENDING', key, GROUP, 'IDLE', sweep.lease_ms, '-', '+',
+        sweep.left, name)
       for _, item in ipairs(lapsed) do
         take_back(q, lane, tenant, item[1], name, now, sweep)
         sweep.left = sweep.left - 1
@@ -142,11 +143,6 @@ local function reap(keys, args)
   return { sweep.requeued, sweep.dead, overdue }
 end
 
-local function freeing(name, callback)
-  redis.register_function({ function_name = 'headrace_1_' .. name, callback = callback, flags = { 'allow-oom' } })
-end
-
--- Full memory must not let leases run out: renew and release add nothing, reap frees.
-freeing('renew', renew)
-freeing('release', release)
-freeing('reap', reap)
+register('renew', renew, FREEING)
+register('release', release, FREEING)
+register('reap', reap, FREEING)

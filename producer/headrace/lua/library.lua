@@ -83,3 +83,12 @@ local function wake_cursor(q)
   local last = redis.call('XREVRANGE', wake_key(q), '+', '-', 'COUNT', 1)[1]
   return last and last[1] or '0-0'
 end
+
+-- Functions that end requests, or keep what is running alive, must work when memory is full.
+local FREEING, READING = { 'allow-oom' }, { 'no-writes', 'allow-oom' }
+
+local function register(name, callback, flags)
+  redis.register_function({
+    function_name = 'headrace_1_' .. name, callback = callback, flags = flags or {},
+  })
+end

@@ -22,8 +22,9 @@
 
 local function load_request(q, tenant, id)
   local key = request_key(q, tenant, id)
-  local v = redis.call('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry', 'cost',
-    'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms', 'result_ttl_ms', 'closed_by')
+  local v = redis.call('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
+    'cost', 'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms',
+    'result_ttl_ms', 'closed_by')
   if not v[1] then return nil end
   return {
     key = key, tenant = tenant, id = id, state = v[1], epoch = tonumber(v[2]),
@@ -54,6 +55,11 @@ local function count(q, what, lane, tenant, by)
   return in_lane
 end
 
+local function count_bytes(q, by)
+  local left = redis.call('HINCRBY', stats_key(q), 'bytes', by)
+  if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
+end
+
 -- A lane that was empty must not bring the turns it saved up: it starts where the others are now.
 local function count_queued(q, lane, tenant, now)
   if count(q, 'queued', lane, tenant, 1) > 1 then return end
@@ -68,10 +74,12 @@ local function ensure_group(key)
   if made.err and not made.err:find('BUSYGROUP', 1, true) then error(made) end
 end
 
-local function add_entry(q, lane, tenant, id, cost)
+-- An entry holds the request's id, its cost, and the size of its payload, which has to be known when
+-- the hash is gone.
+local function add_entry(q, lane, tenant, id, cost, size)
   local key = lane_key(q, lane, tenant)
   if redis.call('EXISTS', key) == 0 then ensure_group(key) end
-  local entry = redis.call('XADD', key, '*', 'r', id, 'c', cost)
+  local entry = redis.call('XADD', key, '*', 'r', id, 'c', cost, 'b', size)
   if not redis.call('ZSCORE', served_key(q, lane), tenant) then
     -- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long
     -- as the others have been served already.
@@ -92,6 +100,11 @@ local function close_lane(q, lane, tenant)
   if length == 0 then redis.call('DEL', lane_key(q, lane, tenant)) end
 end
 
+local function read_entry(entry)
+  local fields = entry[2]
+  return { id = entry[1], request_id = fields[2], size = tonumber(fields[6] or 0) }
+end
+
 local function drop_entry(q, lane, tenant, entry)
   local key = lane_key(q, lane, tenant)
   -- A lane that is no stream any more cannot hold up the end of its requests.
@@ -99,9 +112,10 @@ local function drop_entry(q, lane, tenant, entry)
   redis.pcall('XDEL', key, entry)
 end
 
--- Somebody removed the lane entry by hand: put it back, so that the request is neither lost nor stuck.
+-- Somebody removed the lane entry by hand: put it back, so that the request does not get stuck.
 local function restore_entry(q, r)
-  r.entry = add_entry(q, r.lane, r.tenant, r.id, r.cost)
+  local size = redis.call('HSTRLEN', r.key, 'payload')
+  r.entry = add_entry(q, r.lane, r.tenant, r.id, r.cost, size)
   redis.call('HSET', r.key, 'entry', r.entry)
 end
 
@@ -169,9 +183,7 @@ local function conclude(q, r, now, ending)
   drop_entry(q, r.lane, r.tenant, r.entry)
   redis.call('ZREM', deadlines_key(q), reference(r.tenant, r.id))
   count(q, r.state, r.lane, r.tenant, -1)
-  if redis.call('HINCRBY', stats_key(q), 'bytes', -size) <= 0 then
-    redis.call('HDEL', stats_key(q), 'bytes')
-  end
+  count_bytes(q, -size)
   close_lane(q, r.lane, r.tenant)
   r.state = ending.state
 end
@@ -190,9 +202,9 @@ end
 local function bury(q, r, now, worker)
   local v = redis.call('HMGET', r.key, 'payload', 'attached')
   local text = 'it took down the worker that ran it alone, strike ' .. r.strikes
-  redis.call('XADD', dead_key(q), 'MAXLEN', '~', MAX_DEAD, '*', 'tenant', r.tenant, 'request_id', r.id,
-    'reason', text, 'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane,
-    'attached', v[2], 'result_ttl_ms', r.result_ttl_ms, 'payload', v[1] or '')
+  redis.call('XADD', dead_key(q), 'MAXLEN', '~', MAX_DEAD, '*', 'tenant', r.tenant,
+    'request_id', r.id, 'reason', text, 'strikes', r.strikes, 'worker', worker, 'cost', r.cost,
+    'lane', r.lane, 'attached', v[2], 'result_ttl_ms', r.result_ttl_ms, 'payload', v[1] or '')
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
 end
 
@@ -205,17 +217,20 @@ local function strike(q, r, now, worker, max_strikes)
 end
 
 -- The hash of a request is gone while its lane entry is not. Whoever reads its log learns it.
-local function close_orphan(q, what, lane, tenant, id, entry)
+local function close_orphan(q, what, lane, tenant, entry)
+  local id = entry.request_id
   local log = log_key(q, tenant, id)
   local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)
   local position = not last.err and last[1] and last[1][1] or '0-0'
   local num_tokens, kind = position:match('^(%d+)-(%d+)$')
   if kind == '0' then
-    write_terminal(log, num_tokens, terminal_entry('error', 'lost', 'the data of the request is gone'))
+    local terminal = terminal_entry('error', 'lost', 'the data of the request is gone')
+    write_terminal(log, num_tokens, terminal)
     redis.call('PEXPIRE', log, ORPHAN_TTL_MS)
   end
-  drop_entry(q, lane, tenant, entry)
+  drop_entry(q, lane, tenant, entry.id)
   redis.call('ZREM', deadlines_key(q), reference(tenant, id))
   count(q, what, lane, tenant, -1)
+  count_bytes(q, -entry.size)
   close_lane(q, lane, tenant)
 end

@@ -77,6 +77,5 @@ local function finish(keys, args)
   return { 'OK', num_tokens }
 end
 
-redis.register_function('headrace_1_emit', emit)
--- Ending a request frees memory, so it must work when memory is full.
-redis.register_function({ function_name = 'headrace_1_finish', callback = finish, flags = { 'allow-oom' } })
+register('emit', emit)
+register('finish', finish, FREEING)

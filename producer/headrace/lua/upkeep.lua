@@ -62,7 +62,8 @@ local function repair_requests(q, most)
   local stats = stats_key(q)
   local cursor = redis.call('HGET', stats, 'repair_cursor') or '0'
   -- Characters that mean something in a pattern cannot occur in a queue name.
-  local page = redis.call('SCAN', cursor, 'MATCH', request_key(q, '*', '*'), 'COUNT', most, 'TYPE', 'hash')
+  local pattern = request_key(q, '*', '*')
+  local page = redis.call('SCAN', cursor, 'MATCH', pattern, 'COUNT', most, 'TYPE', 'hash')
   if page[1] ~= cursor then redis.call('HSET', stats, 'repair_cursor', page[1]) end
   local repaired = 0
   for _, key in ipairs(page[2]) do repaired = repaired + repair_request(q, key) end
@@ -83,5 +84,5 @@ local function janitor(keys, args)
   return done
 end
 
-freeing('heartbeat', heartbeat)
-freeing('janitor', janitor)
+register('heartbeat', heartbeat, FREEING)
+register('janitor', janitor, FREEING)

@@ -1,0 +1,192 @@
+"""Calling the queue's functions in tests, with defaults for all that a test is not about."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from headrace import functions
+from headrace.functions import (
+    Call,
+    ClaimReply,
+    EmitItem,
+    EmitReply,
+    EnqueueReply,
+    FinishReply,
+    Grant,
+    Held,
+    QueueDepth,
+    ReapReply,
+    T,
+)
+from headrace.keys import Keys
+from headrace.protocol import (
+    CHUNK_FIELD,
+    TERMINAL_FIELD,
+    ChunkMessage,
+    TerminalMessage,
+    decode_chunk,
+    decode_terminal,
+    encode_chunk,
+    encode_terminal,
+)
+from headrace.types import FinishReason, RequestState, RequestStatus
+from support.waiting import eventually
+
+TENANT = "acme"
+TOTAL_TOKENS = 1000
+LEASE_MS = 60_000
+
+
+@dataclass(slots=True)
+class QueueDriver:
+    """One queue, seen by several workers and clients that are only names."""
+
+    client: redis.Redis
+    keys: Keys
+    _nonces: itertools.count[int] = field(default_factory=itertools.count)
+
+    def run(self, call: Call[T]) -> T:
+        """Call a function."""
+        return functions.run_sync(self.client, call)
+
+    def enqueue(self, request_id: str = "r1", tenant: str = TENANT, **options: Any) -> EnqueueReply:
+        """Enqueue with a payload that names the request."""
+        defaults: dict[str, Any] = {
+            "payload": request_id.encode(),
+            "cost": 10,
+            "priority": 5,
+            "result_ttl_ms": 60_000,
+        }
+        options = {**defaults, **options}
+        return self.run(
+            functions.enqueue(self.keys, tenant=tenant, request_id=request_id, **options)
+        )
+
+    def claim(self, worker_id: str = "w1", **options: Any) -> ClaimReply:
+        """Claim for an empty worker with room for eight, under a nonce of its own."""
+        defaults: dict[str, Any] = {
+            "nonce": f"n{next(self._nonces)}",
+            "free_seqs": 8,
+            "free_tokens": TOTAL_TOKENS,
+            "total_tokens": TOTAL_TOKENS,
+            "lease_ms": LEASE_MS,
+        }
+        return self.run(functions.claim(self.keys, worker_id=worker_id, **{**defaults, **options}))
+
+    def grant(self, worker_id: str = "w1", **options: Any) -> Grant:
+        """Claim one request, which must be there."""
+        (grant,) = self.claim(worker_id, **{"free_seqs": 1, **options}).grants
+        return grant
+
+    def emit(
+        self, grant: Grant, offset: int = 0, num_tokens: int = 1, worker_id: str = "w1"
+    ) -> EmitReply:
+        """Emit tokens whose ids are their offsets."""
+        (reply,) = self.emit_all([chunk_of(grant, offset, num_tokens)], worker_id)
+        return reply
+
+    def emit_all(self, items: Sequence[EmitItem], worker_id: str = "w1") -> tuple[EmitReply, ...]:
+        """Emit several chunks in one call."""
+        return self.run(functions.emit(self.keys, worker_id=worker_id, items=items))
+
+    def finish(
+        self,
+        grant: Grant,
+        num_tokens: int = 0,
+        worker_id: str = "w1",
+        state: RequestState = RequestState.FINISHED,
+    ) -> FinishReply:
+        """Finish with reason "stop"."""
+        terminal = encode_terminal(TerminalMessage(FinishReason.STOP, worker_id=worker_id))
+        return self.run(
+            functions.finish(
+                self.keys,
+                worker_id=worker_id,
+                tenant=grant.tenant,
+                request_id=grant.request_id,
+                epoch=grant.epoch,
+                num_tokens=num_tokens,
+                state=state,
+                terminal=terminal,
+                finish_reason=FinishReason.STOP,
+            )
+        )
+
+    def renew(self, *grants: Grant, worker_id: str = "w1") -> tuple[Held, ...]:
+        """Renew leases; returns what is lost."""
+        held = [grant.held for grant in grants]
+        return self.run(
+            functions.renew(self.keys, worker_id=worker_id, held=held, lease_ms=LEASE_MS)
+        )
+
+    def release(self, *grants: Grant, worker_id: str = "w1", strike: bool = False) -> int:
+        """Hand requests back."""
+        held = [grant.held for grant in grants]
+        return self.run(functions.release(self.keys, worker_id=worker_id, held=held, strike=strike))
+
+    def reap(self, worker_id: str = "w9", lease_ms: int = LEASE_MS, count: int = 100) -> ReapReply:
+        """Sweep once."""
+        return self.run(
+            functions.reap(self.keys, worker_id=worker_id, lease_ms=lease_ms, count=count)
+        )
+
+    def let_leases_lapse(self) -> ReapReply:
+        """Sweep as if leases lasted 1 ms, until the sweep finds something."""
+
+        def sweep() -> ReapReply | None:
+            reply = self.reap(lease_ms=1)
+            return reply if any((reply.requeued, reply.dead_lettered, reply.expired)) else None
+
+        return eventually(sweep)  # type: ignore[return-value]
+
+    def cancel(self, request_id: str = "r1", tenant: str = TENANT) -> RequestState | None:
+        """Cancel."""
+        return self.run(functions.cancel(self.keys, tenant=tenant, request_id=request_id))
+
+    def status(self, request_id: str = "r1", tenant: str = TENANT) -> RequestStatus:
+        """Return the status of a request that must be known."""
+        status = self.run(functions.status(self.keys, tenant=tenant, request_id=request_id))
+        assert status is not None, f"{request_id} is not known"
+        return status
+
+    def depth(self) -> QueueDepth:
+        """Count."""
+        return self.run(functions.depth(self.keys))
+
+    def heartbeat(self, worker_id: str = "w1", ttl_ms: int = 60_000) -> None:
+        """Tell that a worker is alive."""
+        self.run(functions.heartbeat(self.keys, worker_id=worker_id, info={}, ttl_ms=ttl_ms))
+
+    def janitor(self, count: int = 1000) -> int:
+        """Clean up once."""
+        return self.run(functions.janitor(self.keys, worker_id="w9", count=count))
+
+    def log(self, request_id: str = "r1", tenant: str = TENANT) -> list[tuple[str, bytes, bytes]]:
+        """Return the raw entries of a token log: id, field, value."""
+        entries: Any = self.client.xrange(self.keys.token_log(tenant, request_id))
+        return [(id.decode(), *next(iter(fields.items()))) for id, fields in entries]
+
+    def tokens(self, request_id: str = "r1", tenant: str = TENANT) -> list[int]:
+        """Return the token ids in a log."""
+        chunks = [decode_chunk(v) for _, f, v in self.log(request_id, tenant) if f == CHUNK_FIELD]
+        return [token for chunk in chunks for token in chunk.token_ids]
+
+    def end(self, request_id: str = "r1", tenant: str = TENANT) -> TerminalMessage:
+        """Return the one terminal entry of a log, which must be its last."""
+        entries = self.log(request_id, tenant)
+        ends = [value for _, name, value in entries if name == TERMINAL_FIELD]
+        assert len(ends) == 1, f"{request_id} has {len(ends)} terminal entries"
+        assert entries[-1][1] == TERMINAL_FIELD, f"{request_id} goes on after its end"
+        return decode_terminal(ends[0])
+
+
+def chunk_of(grant: Grant, offset: int, num_tokens: int) -> EmitItem:
+    """Return a chunk for the grant whose token ids are their offsets."""
+    token_ids = tuple(range(offset, offset + num_tokens))
+    entry = encode_chunk(ChunkMessage(token_ids, ("x",) * num_tokens))
+    return EmitItem(grant.tenant, grant.request_id, grant.epoch, offset, num_tokens, entry)
