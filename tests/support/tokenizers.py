@@ -38,21 +38,19 @@ def byte_level_backend(*, adds_bos: bool = False) -> library.Tokenizer:
     )
 
 
-def sentence_piece_backend(*, adds_bos: bool = True) -> library.Tokenizer:
-    """Return BPE with spaces as "▁" and byte tokens, as Llama 2, Mistral and Gemma have it."""
+def sentence_piece_backend(*, adds_bos: bool = True, prefix: bool = True) -> library.Tokenizer:
+    """Return BPE with spaces as "▁" and byte tokens.
+
+    With ``prefix`` a text begins with a space of its own, which decoding strips, as in Llama 2 and
+    Mistral; without, as in Gemma, it does not.
+    """
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     letters = [chr(code) for code in range(0x21, 0x7F)]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return _build(
         _bpe([BOS, EOS, PAD, *byte_tokens, "▁", *letters, "客"], WORDS, byte_fallback=True),
-        pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
-        decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        ),
+        pre_tokenizers.Metaspace(prepend_scheme="first" if prefix else "never", split=False),
+        decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps),
         adds_bos=adds_bos,
     )
 

@@ -86,23 +86,22 @@ class MetricsServer:
         """One request a connection."""
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                page = await self._read_and_route(reader)
-                writer.write(_encode(page))
+                writer.write(await self._read_and_route(reader))
                 await writer.drain()
         except (TimeoutError, ConnectionError):
             pass  # the client's problem, and it is gone
         finally:
             writer.close()
 
-    async def _read_and_route(self, reader: asyncio.StreamReader) -> _Page:
+    async def _read_and_route(self, reader: asyncio.StreamReader) -> bytes:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            return _Page(400, b"bad request\n")
+            return _encode(_Page(400, b"bad request\n"))
         if method not in ("GET", "HEAD"):
-            return _Page(405, b"only GET\n")
-        return self._route(target.partition("?")[0])
+            return _encode(_Page(405, b"only GET and HEAD\n"))
+        return _encode(self._route(target.partition("?")[0]), with_body=method == "GET")
 
     def _route(self, path: str) -> _Page:
         if path == "/metrics":
@@ -116,11 +115,11 @@ class MetricsServer:
         return _Page(404, b"not found: /metrics, /healthz, /readyz\n")
 
 
-def _encode(page: _Page) -> bytes:
+def _encode(page: _Page, *, with_body: bool = True) -> bytes:
     head = (
         f"HTTP/1.1 {page.status} {_STATUS[page.status]}\r\n"
         f"Content-Type: {page.content_type}\r\n"
         f"Content-Length: {len(page.body)}\r\n"
         "Connection: close\r\n\r\n"
     )
-    return head.encode("ascii") + page.body
+    return head.encode("ascii") + (page.body if with_body else b"")

@@ -80,10 +80,6 @@ class Intake:
                 f"the payload is request {message.request_id!r} of tenant {message.tenant!r},"
                 f" queued as {request_id!r} of {tenant!r}"
             )
-        if message.sampling.n != 1:
-            raise InvalidRequest(
-                f"n is {message.sampling.n}: clients send n requests of one answer"
-            )
 
     def _check_model(self, message: RequestMessage) -> None:
         if message.model not in (None, self._served_model_name):

@@ -1,8 +1,8 @@
 """Write a model's tokenizer down in the form that the transport process reads.
 
 ``python -m headrace_worker.serving.tokenizer_export MODEL FOLDER``. AutoTokenizer knows how each
-model family wants its tokenizer built, and brings in torch (2 s, 250 MB). So it runs in this process
-of its own, once, and what it made is kept.
+family of models wants its tokenizer built, and brings in torch: 2 s, 250 MB. So it runs once, in a
+process of its own, and what it made is kept.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
     try:
         export(model, folder)
     except (ValueError, OSError, ImportError, LookupError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        reason = " ".join(str(error).split())  # one line: the caller quotes the last one
+        sys.stderr.write(f"{type(error).__name__}: {reason}\n")
         return 1
     return 0
 

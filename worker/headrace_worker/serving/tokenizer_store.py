@@ -71,14 +71,19 @@ def _export(model: Path, folder: Path) -> None:
 
 def _run(model: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "headrace_worker.serving.tokenizer_export"]
-    done = subprocess.run(
-        [*command, str(model.resolve()), str(folder)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_EXPORT_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, str(model.resolve()), str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_EXPORT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(
+            f"reading the tokenizer of {model} took more than {error.timeout:g} s"
+        ) from error
     if done.returncode != 0 or not (folder / VOCABULARY_FILE).is_file():
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise ConfigurationError(f"{model} has no tokenizer that can be used: {reason[0]}")
