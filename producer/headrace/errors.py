@@ -64,6 +64,8 @@ class ConfigurationError(HeadraceError, ValueError):
 class TransportError(HeadraceError):
     """Redis is unreachable, closed the connection, or refused the command."""
 
+    retryable_later = False  # whether the same call may succeed once Redis is well again
+
 
 class ProtocolError(TransportError):
     """A message cannot be decoded, or speaks an unknown version."""
@@ -121,7 +123,11 @@ class RequestError(HeadraceError):
         self.request_id = request_id
         self.code = code or self.default_code
         self.worker_id = worker_id
-        super().__init__(message if request_id is None else f"request {request_id!r}: {message}")
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        known = self.request_id is not None
+        return f"request {self.request_id!r}: {self.message}" if known else self.message
 
 
 class InvalidRequest(RequestError, ValueError):

@@ -1,0 +1,111 @@
+"""Many requests at a time: each item a job, a bounded number in flight, results as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headrace.errors import ConfigurationError
+from headrace.options import PromptWithOptions
+from headrace.types import Prompt
+
+T = TypeVar("T")
+
+Item = Prompt | PromptWithOptions
+"""One prompt of many: text, token ids, or a map with ``prompt`` or ``messages`` and options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One item with all its options."""
+
+    prompt: Any  # not checked yet
+    options: dict[str, Any]  # not checked yet; request_id is set
+
+
+class JobMaker:
+    """Gives item number i the id ``<request_id>:<i>`` and the options that all items share."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._run_id = self._options.pop("request_id", None) or uuid.uuid4().hex
+        self._num_made = 0
+
+    def make(self, item: Item) -> Job:
+        """Return the next job; what the item says itself goes before what is shared."""
+        options = {**self._options, "request_id": f"{self._run_id}:{self._num_made}"}
+        self._num_made += 1
+        if not isinstance(item, Mapping):
+            return Job(item, options)
+        options.update(item)
+        return Job(options.pop("prompt", None), options)
+
+
+def refuse_text(prompts: object) -> None:
+    """Raise ConfigurationError for one text: its characters are surely not meant as prompts."""
+    if isinstance(prompts, str | bytes | Mapping):
+        raise ConfigurationError(f"prompts must be several prompts, not one: {prompts!r:.80}")
+
+
+async def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    """Iterate over either kind of iterable."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+async def as_completed(
+    items: Iterable[Item] | AsyncIterable[Item],
+    start: Callable[[Item], Awaitable[T]],
+    max_in_flight: int,
+) -> AsyncGenerator[T, None]:
+    """Yield what ``start`` returns for each item, as they finish; raises what it raises first.
+
+    An item counts as in flight until its result is taken, so a slow caller holds back the rest.
+    Ending the iteration early cancels what is in flight.
+    """
+    finished: asyncio.Queue[asyncio.Future[T] | None] = asyncio.Queue()  # None: no more items
+    slots = asyncio.Semaphore(max_in_flight)
+    running: set[asyncio.Future[T]] = set()
+
+    async def feed() -> None:
+        try:
+            async for item in each(items):
+                await slots.acquire()
+                future = asyncio.ensure_future(start(item))
+                running.add(future)
+                future.add_done_callback(finished.put_nowait)
+        finally:
+            finished.put_nowait(None)
+
+    feeder = asyncio.create_task(feed(), name="headrace-feed")
+    try:
+        has_more = True
+        while has_more or running:
+            future = await finished.get()
+            if future is None:
+                has_more = False
+                await feeder  # raises what the caller's iterable raised
+                continue
+            running.discard(future)
+            slots.release()
+            yield future.result()
+    finally:
+        leftover: list[asyncio.Future[Any]] = [feeder, *running]
+        for task in leftover:
+            task.cancel()
+        await asyncio.gather(*leftover, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""How the client connects to Redis: settings that each answer a failure that was measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+import redis.retry
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+
+from headrace.errors import ConfigurationError
+
+COMMAND_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+HEALTH_CHECK_S = 30
+
+BLOCK_S = 5.0
+"""Longest blocking read; a longer wait is a row of them."""
+
+BLOCK_MARGIN_S = 5.0
+"""The socket of a blocking read waits this much longer than Redis does, or it gives up first."""
+
+POOL_WAIT_S = 60.0
+"""A call waits this long for a free connection of its pool before it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Where Redis is, and how many connections a client may open."""
+
+    url: str  # redis://, rediss:// or unix://
+    max_connections: int  # all together, at least 2: half for blocking reads, the rest for calls
+
+    def __post_init__(self) -> None:
+        most = self.max_connections
+        if isinstance(most, bool) or not isinstance(most, int) or most < 2:
+            raise ConfigurationError(f"max_connections must be at least 2, not {most!r}")
+        try:
+            redis.ConnectionPool.from_url(self.url)
+        except (ValueError, AttributeError, TypeError) as error:
+            shown = re.sub(r"//[^@/]*@", "//…@", str(self.url))  # passwords stay out of logs
+            raise ConfigurationError(f"{shown!r} is not the URL of a Redis: {error}") from error
+
+    @property
+    def num_readers(self) -> int:
+        """Connections for blocking reads."""
+        return self.max_connections // 2
+
+    @property
+    def num_commands(self) -> int:
+        """Connections for short calls."""
+        return self.max_connections - self.num_readers
+
+    def commands(self) -> redis.asyncio.Redis:
+        """Return the pool for short calls."""
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            self.url,
+            max_connections=self.num_commands,
+            timeout=POOL_WAIT_S,
+            **_COMMANDS,
+            **_asyncio_options(),
+        )
+        return redis.asyncio.Redis.from_pool(pool)
+
+    def reader(self) -> redis.asyncio.Redis:
+        """Return one connection for blocking reads."""
+        return redis.asyncio.Redis.from_url(
+            self.url, single_connection_client=True, **_READS, **_asyncio_options()
+        )
+
+    def commands_sync(self) -> redis.Redis:
+        """Return the pool for short calls of a blocking client."""
+        pool = redis.BlockingConnectionPool.from_url(
+            self.url,
+            max_connections=self.num_commands,
+            timeout=POOL_WAIT_S,
+            **_COMMANDS,
+            **_sync_options(),
+        )
+        return redis.Redis.from_pool(pool)
+
+    def readers_sync(self) -> redis.Redis:
+        """Return the pool for the blocking reads of a blocking client."""
+        pool = redis.BlockingConnectionPool.from_url(
+            self.url,
+            max_connections=self.num_readers,
+            timeout=POOL_WAIT_S,
+            **_READS,
+            **_sync_options(),
+        )
+        return redis.Redis.from_pool(pool)
+
+
+_COMMANDS: dict[str, Any] = {
+    "socket_timeout": COMMAND_TIMEOUT_S,
+    "health_check_interval": HEALTH_CHECK_S,
+}
+_READS: dict[str, Any] = {"socket_timeout": BLOCK_S + BLOCK_MARGIN_S}
+
+
+def _common() -> dict[str, Any]:
+    return {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "decode_responses": False,
+        "legacy_responses": False,  # one shape of reply, whatever protocol the server speaks
+        # With these notifications on, redis-py 8.1.0 hands out idle connections that are closed.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+
+
+# The client has loops of its own around every call, so redis-py itself never tries twice.
+def _asyncio_options() -> dict[str, Any]:
+    return {**_common(), "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
+
+
+def _sync_options() -> dict[str, Any]:
+    return {**_common(), "retry": redis.retry.Retry(NoBackoff(), 0)}

@@ -1,0 +1,224 @@
+"""Many token logs over few connections: each reader task blocks in one XREAD over its share.
+
+All of it runs on one event loop. A reader owns its connection and its set of inboxes; a stream
+owns its inbox, and is told by an event. What a reader does to an inbox is feed it, disturb it
+(the connection was lost: ask for the status), or fail it; nothing here ever ends a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import redis.asyncio
+from redis import exceptions
+
+from headrace.assembly import LogAssembly, StreamAssembly
+from headrace.connections import BLOCK_S
+from headrace.errors import HeadraceError, ProtocolError, TransportError
+from headrace.patience import delays_s
+from headrace.reading import Entries, is_refusal, read_logs
+
+LOGS_PER_READER = 96
+"""A reader takes this many logs before another one is started."""
+
+FULL_INBOX = 256
+"""Chunks in an inbox above which its logs are no longer read; they wait in Redis."""
+
+SHORT_BLOCK_S = 0.05
+"""Block where Redis refuses CLIENT UNBLOCK: the longest that a new log waits to be noticed."""
+
+NUDGE_GAP_S = 0.005
+
+
+class Inbox:
+    """What arrived for one stream and was not taken yet."""
+
+    def __init__(self, assembly: StreamAssembly) -> None:
+        self.assembly = assembly
+        self.is_disturbed = False  # set by a reader after an outage, cleared by the stream
+        self.failure: HeadraceError | None = None  # why nothing more will come
+        self._news = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream has enough to do."""
+        return self.assembly.num_ready >= FULL_INBOX
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something happened, or after the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    def feed(self, log: LogAssembly, entries: Entries) -> None:
+        """Take entries of one log; an unreadable one fails this stream alone."""
+        try:
+            self.assembly.feed(log, entries)
+        except ProtocolError as error:
+            self.failure = error
+        self._news.set()
+
+    def disturb(self) -> None:
+        """Make the stream ask what has become of its request."""
+        self.is_disturbed = True
+        self._news.set()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Tell the stream that nothing more will come."""
+        self.failure = error
+        self._news.set()
+
+
+class Multiplexer:
+    """Spreads inboxes over readers, and starts as many readers as are needed and allowed."""
+
+    def __init__(
+        self,
+        commands: redis.asyncio.Redis,
+        connect: Callable[[], redis.asyncio.Redis],
+        max_readers: int,
+    ) -> None:
+        self._commands = commands
+        self._connect = connect
+        self._max_readers = max_readers
+        self._readers: list[_Reader] = []
+        self._reader_of: dict[Inbox, _Reader] = {}
+
+    def add(self, inbox: Inbox) -> None:
+        """Start to read the logs of an inbox."""
+        reader = min(self._readers, key=lambda reader: reader.num_logs, default=None)
+        has_room = reader is not None and reader.num_logs < LOGS_PER_READER
+        if reader is None or (not has_room and len(self._readers) < self._max_readers):
+            reader = _Reader(self._commands, self._connect())
+            self._readers.append(reader)
+        self._reader_of[inbox] = reader
+        reader.add(inbox)
+
+    def resume(self, inbox: Inbox) -> None:
+        """Note that an inbox has room again."""
+        if (reader := self._reader_of.get(inbox)) is not None:
+            reader.nudge()
+
+    def remove(self, inbox: Inbox) -> None:
+        """Read the logs of an inbox no longer; safe to call twice."""
+        if (reader := self._reader_of.pop(inbox, None)) is not None:
+            reader.remove(inbox)
+
+    async def aclose(self) -> None:
+        """Stop all readers; streams that still wait get a TransportError."""
+        for inbox in list(self._reader_of):
+            self.remove(inbox)
+            inbox.fail(TransportError("the client is closed"))
+        await asyncio.gather(*(reader.aclose() for reader in self._readers))
+        self._readers.clear()
+
+
+class _Reader:
+    """One task, one connection, one blocking read at a time."""
+
+    def __init__(self, commands: redis.asyncio.Redis, connection: redis.asyncio.Redis) -> None:
+        self._commands = commands
+        self._connection = connection
+        self._connection_id: int | None = None  # as Redis counts; unknown while not connected
+        self._inboxes: dict[Inbox, None] = {}  # an ordered set
+        self._block_s = BLOCK_S
+        self._is_blocked = False  # in a blocking read right now
+        self._has_news = asyncio.Event()  # the set of logs is not the one being read
+        self._nudge: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name="headrace-reader")
+
+    @property
+    def num_logs(self) -> int:
+        return sum(len(inbox.assembly.logs) for inbox in self._inboxes)
+
+    def add(self, inbox: Inbox) -> None:
+        self._inboxes[inbox] = None
+        self.nudge()
+
+    def remove(self, inbox: Inbox) -> None:
+        self._inboxes.pop(inbox, None)
+
+    def nudge(self) -> None:
+        """Have the next read begin now, over the present set of logs."""
+        self._has_news.set()
+        if self._is_blocked and (self._nudge is None or self._nudge.done()):
+            self._nudge = asyncio.create_task(self._unblock(), name="headrace-nudge")
+
+    async def aclose(self) -> None:
+        tasks = [self._task, *([self._nudge] if self._nudge else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._connection.aclose()
+
+    async def _run(self) -> None:
+        delays = delays_s()
+        was_lost = False
+        while True:
+            try:
+                await self._read_once()
+            # The transport loop: redis-py also raises TypeError and the like when a connection
+            # breaks at the wrong moment, and a reader that dies would leave its streams hanging.
+            except Exception as error:
+                was_lost = True
+                self._connection_id = None
+                self._fail_if_refused(error)
+                await asyncio.sleep(next(delays))
+                continue
+            if was_lost:
+                was_lost, delays = False, delays_s()
+                for inbox in self._inboxes:
+                    inbox.disturb()
+
+    async def _read_once(self) -> None:
+        if self._inboxes and self._connection_id is None:
+            self._connection_id = await self._connection.client_id()
+        self._has_news.clear()
+        wanted = self._wanted()  # from here to the read nothing else runs, so no news is missed
+        if not wanted:
+            await self._has_news.wait()
+            return
+        for log, entries in await self._read(wanted):
+            wanted[log].feed(log, entries)
+
+    def _wanted(self) -> dict[LogAssembly, Inbox]:
+        return {
+            log: inbox
+            for inbox in self._inboxes
+            if not inbox.is_full
+            for log in inbox.assembly.unfinished
+        }
+
+    async def _read(self, logs: Iterable[LogAssembly]) -> list[tuple[LogAssembly, Entries]]:
+        self._is_blocked = True
+        try:
+            return await read_logs(self._connection, logs, self._block_s)
+        finally:
+            self._is_blocked = False
+
+    async def _unblock(self) -> None:
+        """End the blocking read that still has an old set of logs.
+
+        The read may not have reached Redis yet, so this asks again until the read has returned.
+        """
+        while self._is_blocked and self._has_news.is_set() and self._connection_id is not None:
+            try:
+                await self._commands.client_unblock(self._connection_id)
+            except exceptions.ResponseError:
+                self._block_s = SHORT_BLOCK_S
+                return
+            except (exceptions.RedisError, OSError):
+                return  # the read fails as well, and begins anew
+            await asyncio.sleep(NUDGE_GAP_S)
+
+    def _fail_if_refused(self, error: Exception) -> None:
+        """Give up where trying again cannot help: wrong password, no permission, wrong type."""
+        if is_refusal(error):
+            for inbox in self._inboxes:
+                failure = TransportError(f"Redis refuses to be read: {error}")
+                failure.__cause__ = error
+                inbox.fail(failure)
