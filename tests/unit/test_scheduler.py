@@ -122,25 +122,29 @@ def test_out_of_blocks_the_newest_is_preempted_and_nobody_enters() -> None:
     advance(scheduler)
     victim.token_ids += [1] * 7  # outgrows what was expected of it
     victim.sampling = request(2, [1], max_tokens=16).sampling
-    add(scheduler, 3, 1, max_tokens=1)
-    steps = [advance(scheduler)]
-    while not steps[-1].preempted:
-        steps.append(advance(scheduler))
-    assert [seq.seq_id for seq in steps[-1].preempted] == [2]
-    assert steps[-1].admitted == []
-    assert victim.status is SequenceStatus.WAITING
-    assert scheduler.waiting[0] is victim
+    later = add(scheduler, 3, 1, max_tokens=1)
+    step = None
+    for seq_id in range(100, 120):  # in each step something urgent and tiny arrives
+        urgent = add(scheduler, seq_id, 1, max_tokens=1, priority=0)
+        step = advance(scheduler)
+        if step.preempted:
+            break
+    assert step is not None
+    assert [seq.seq_id for seq in step.preempted] == [2]
+    assert step.admitted == []
+    assert scheduler.waiting == [urgent, victim, later]
 
 
 def test_the_least_urgent_is_preempted_even_when_it_is_older() -> None:
     """Priority comes before age."""
-    scheduler = make_scheduler(num_blocks=4)
+    scheduler = make_scheduler(num_blocks=5)
     add(scheduler, 1, 7, max_tokens=4, priority=9)
+    advance(scheduler)
     urgent = add(scheduler, 2, 7, max_tokens=4, priority=0)
     advance(scheduler)
     for seq in scheduler.running:
         seq.sampling = request(seq.seq_id, [1], max_tokens=16).sampling
-        seq.token_ids.append(1)
+        seq.token_ids += [1] * 4
     step = advance(scheduler)
     assert [seq.seq_id for seq in step.preempted] == [1]
     assert urgent.status is SequenceStatus.RUNNING
@@ -171,6 +175,21 @@ def test_two_that_together_exceed_the_pool_do_not_play_ping_pong() -> None:
         num_steps += 1
     assert 0 < num_preemptions < 4
     assert num_steps < 60
+
+
+def test_a_wrong_guess_of_the_growth_costs_each_sequence_one_preemption() -> None:
+    """After many short answers come long ones: who was preempted comes back only for good (B35)."""
+    scheduler = make_scheduler(num_blocks=14)
+    short = Sequence(request(99, [1, 2], num_prompt_tokens=1, max_tokens=100), arrival=0)
+    for _ in range(200):
+        scheduler.admission.learn_from(short)
+    for seq_id in range(1, 9):
+        add(scheduler, seq_id, 4, max_tokens=8 + 4 * seq_id)
+    preempted: list[int] = []
+    while scheduler.running or scheduler.waiting:
+        preempted += [seq.seq_id for seq in advance(scheduler).preempted]
+    assert preempted
+    assert len(preempted) == len(set(preempted))
 
 
 def test_worst_reserve_never_preempts() -> None:

@@ -9,6 +9,8 @@ is along the vocabulary.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -20,15 +22,20 @@ _CANDIDATES = (
     256,
     1024,
 )  # how many of the most likely tokens to look at, smallest that will do
+_TOP_P_CANDIDATES = 256  # most often more than a top-p of 0.95 keeps
+_MORE = 8  # times as many, when those were not enough
+_CPU_ROWS = 8  # rows worked on at a time, so that their vocabulary stays in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Which tokens of a row stay in the draw."""
+class Draw:
+    """How one row is drawn."""
 
-    top_k: int  # 0 keeps all
-    top_p: float  # in (0, 1]
-    min_p: float  # in [0, 1]
+    number: float  # in [0, 1), from ``uniform``
+    temperature: float = 1.0  # positive
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0  # in (0, 1]
+    min_p: float = 0.0  # in [0, 1]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -38,38 +45,29 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def draw_tokens(
-    scaled: torch.Tensor,  # [num_rows, vocab] float32, logits over temperature
-    filters: list[Filter],
-    uniforms: list[float],
-) -> list[int]:
-    """Draw one token a row."""
-    tokens = [0] * len(filters)
-    for num_candidates, rows in _group_rows(filters, scaled.shape[-1]).items():
-        group = _Rows(
-            scaled[rows],
-            [filters[row] for row in rows],
-            torch.tensor(
-                [uniforms[row] for row in rows], dtype=torch.float64, device=scaled.device
-            ),
-        )
-        drawn = group.draw_from_all() if num_candidates is None else group.draw(num_candidates)
-        for row, token in zip(rows, drawn, strict=True):
-            tokens[row] = token
+def draw_tokens(logits: torch.Tensor, draws: Mapping[int, Draw]) -> dict[int, int]:
+    """Draw a token for these rows of ``[num_rows, vocab]`` float32; each has a finite maximum."""
+    tokens: dict[int, int] = {}
+    for num_candidates, group in _group_rows(draws, logits.shape[-1]).items():
+        at_once = _CPU_ROWS if logits.device.type == "cpu" else len(group)
+        for start in range(0, len(group), at_once):
+            numbers = group[start : start + at_once]
+            rows = _Rows(logits[numbers], [draws[number] for number in numbers])
+            drawn = rows.draw_from_all() if num_candidates is None else rows.draw(num_candidates)
+            tokens.update(zip(numbers, drawn, strict=True))
     return tokens
 
 
-def _group_rows(filters: list[Filter], vocab_size: int) -> dict[int | None, list[int]]:
+def _group_rows(draws: Mapping[int, Draw], vocab_size: int) -> dict[int | None, list[int]]:
     """Group rows by how many candidates their own filter asks for; None: all, unsorted."""
     groups: dict[int | None, list[int]] = {}
-    for row, kept in enumerate(filters):
-        if 0 < kept.top_k < vocab_size:
-            enough = (size for size in _CANDIDATES if kept.top_k < size < vocab_size)
-            key: int | None = next(enough, vocab_size)
-        elif kept.top_p < 1:
-            key = min(_CANDIDATES[-1], vocab_size)
-        else:
-            key = None
+    for row, draw in draws.items():
+        key: int | None = None
+        if 0 < draw.top_k < vocab_size:
+            enough = (size for size in _CANDIDATES if draw.top_k < size < vocab_size)
+            key = next(enough, vocab_size)
+        elif draw.top_p < 1:
+            key = min(_TOP_P_CANDIDATES, vocab_size)
         groups.setdefault(key, []).append(row)
     return groups
 
@@ -77,21 +75,24 @@ def _group_rows(filters: list[Filter], vocab_size: int) -> dict[int | None, list
 class _Rows:
     """Rows that are drawn in the same way."""
 
-    def __init__(self, scaled: torch.Tensor, filters: list[Filter], uniforms: torch.Tensor) -> None:
-        self._scaled = scaled  # [rows, vocab]
-        self._filters = filters
-        self._uniforms = uniforms  # [rows] float64
-        self._max = scaled.amax(-1, keepdim=True)  # [rows, 1]
+    def __init__(self, logits: torch.Tensor, draws: list[Draw]) -> None:
+        self._draws = draws
+        self._numbers = _column([draw.number for draw in draws], logits)  # [rows, 1] float64
+        temperatures = _column([draw.temperature for draw in draws], logits).to(logits.dtype)
+        # The most likely token comes to 0, and so weighs 1.
+        self._scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)  # [rows, vocab]
 
     def draw_from_all(self) -> list[int]:
         """Search the whole vocabulary by token id: first the chunk, then the token."""
-        weights = (self._scaled - self._max).exp_()  # the most likely token weighs 1
-        min_p = self._column([kept.min_p for kept in self._filters])
-        weights = weights.masked_fill_(weights < min_p, 0)
-        pad = -weights.shape[-1] % _CHUNK
-        chunks = torch.nn.functional.pad(weights, (0, pad)).view(len(weights), -1, _CHUNK)
+        weights = self._scaled.exp()
+        if any(draw.min_p for draw in self._draws):
+            min_p = _column([draw.min_p for draw in self._draws], weights)
+            weights.masked_fill_(weights < min_p, 0)
+        if pad := -weights.shape[-1] % _CHUNK:
+            weights = torch.nn.functional.pad(weights, (0, pad))
+        chunks = weights.view(len(weights), -1, _CHUNK)
         ends = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, chunks]
-        target = self._uniforms[:, None] * ends[:, -1:]
+        target = self._numbers * ends[:, -1:]
         chunk = _first_beyond(ends, target, ends[:, -1:])  # [rows, 1]
         within = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK)).squeeze(1)
         before = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0)
@@ -102,28 +103,30 @@ class _Rows:
     def draw(self, num_candidates: int) -> list[int]:
         """Search the kept tokens, most likely first, equal ones by id.
 
-        When the kept ones may not all be among the candidates, the row is sorted whole; both ways
-        agree to the bit.
+        When the kept ones may not all be among the candidates, more are looked at; however many
+        there are, the result is the same to the bit.
         """
         values, token_ids = self._most_likely(num_candidates)
-        weights = (values - self._max).exp_().to(torch.float64)  # [rows, candidates], falling
+        weights = values.exp().to(torch.float64)  # [rows, candidates], falling
         num_kept = self._count_kept(weights)  # [rows, 1]
         ends = weights.cumsum(-1)
         total = ends.gather(1, num_kept - 1)
-        index = _first_beyond(ends, self._uniforms[:, None] * total, total)
+        index = _first_beyond(ends, self._numbers * total, total)
         drawn: list[int] = token_ids.gather(1, index).squeeze(-1).tolist()
-        if num_candidates < self._scaled.shape[-1]:
+        vocab_size = self._scaled.shape[-1]
+        if num_candidates < vocab_size:
             is_complete = values.gather(1, num_kept - 1) > values[:, -1:]  # no equal one outside
-            unsure = (~is_complete).squeeze(-1).nonzero().squeeze(-1).tolist()
-            if unsure:
-                rest = _Rows(
-                    self._scaled[unsure],
-                    [self._filters[row] for row in unsure],
-                    self._uniforms[unsure],
-                )
-                for row, token in zip(unsure, rest.draw(self._scaled.shape[-1]), strict=True):
+            if unsure := (~is_complete).squeeze(-1).nonzero().squeeze(-1).tolist():
+                again = self._select(unsure).draw(min(num_candidates * _MORE, vocab_size))
+                for row, token in zip(unsure, again, strict=True):
                     drawn[row] = token
         return drawn
+
+    def _select(self, rows: list[int]) -> _Rows:
+        selected = copy(self)
+        selected._draws = [self._draws[row] for row in rows]
+        selected._numbers, selected._scaled = self._numbers[rows], self._scaled[rows]
+        return selected
 
     def _most_likely(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         if count == self._scaled.shape[-1]:
@@ -136,21 +139,22 @@ class _Rows:
     def _count_kept(self, weights: torch.Tensor) -> torch.Tensor:
         """Apply top-k, then top-p to what is left, then min-p; each keeps a head of the weights."""
         vocab_size = self._scaled.shape[-1]
-        limits = [kept.top_k or vocab_size for kept in self._filters]
+        limits = [draw.top_k or vocab_size for draw in self._draws]
         limit = torch.tensor(limits, device=weights.device)[:, None]
         top_k = limit.clamp(max=weights.shape[-1])
         ends = weights.cumsum(-1)
-        whole = (self._scaled - self._max).exp_().sum(-1, dtype=torch.float64, keepdim=True)
+        whole = self._scaled.exp().sum(-1, dtype=torch.float64, keepdim=True)
         mass = torch.where(limit < vocab_size, ends.gather(1, top_k - 1), whole)
-        top_p = self._column([kept.top_p for kept in self._filters])
+        top_p = _column([draw.top_p for draw in self._draws], weights)
         # A token stays while those before it do not reach top_p; with 1 all stay, rounding or not.
         in_top_p = ((ends - weights) < top_p * mass) | (top_p >= 1)
-        in_min_p = weights >= self._column([kept.min_p for kept in self._filters])
+        in_min_p = weights >= _column([draw.min_p for draw in self._draws], weights)
         num_kept = torch.minimum(in_top_p.sum(-1, keepdim=True), in_min_p.sum(-1, keepdim=True))
         return torch.minimum(num_kept, top_k).clamp(min=1)
 
-    def _column(self, numbers: list[float]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=self._scaled.device)[:, None]
+
+def _column(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device=like.device)[:, None]
 
 
 def _first_beyond(ends: torch.Tensor, target: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as ReadOnlyList
 import torch
 
 from headrace_worker.engine.adjust import adjust_logits, needs_adjustment
-from headrace_worker.engine.draw import Filter, draw_tokens, uniform
+from headrace_worker.engine.draw import Draw, draw_tokens, uniform
 from headrace_worker.engine.messages import SampledToken, SamplingSpec, SequenceFailure
 from headrace_worker.engine.sequence import Sequence
 
@@ -29,13 +29,13 @@ def sample(
     maxima, most_likely = logits.max(-1)
     tokens: list[int] = most_likely.tolist()
     is_usable: list[bool] = torch.isfinite(maxima).tolist()
-    random_rows = [
-        row for row, seq in enumerate(seqs) if is_usable[row] and not is_greedy(seq.sampling)
-    ]
-    if random_rows:
-        drawn = _draw(logits[random_rows], [seqs[row] for row in random_rows])
-        for row, token in zip(random_rows, drawn, strict=True):
-            tokens[row] = token
+    draws = {
+        row: _draw(seq)
+        for row, seq in enumerate(seqs)
+        if is_usable[row] and not is_greedy(seq.sampling)
+    }
+    for row, token in draw_tokens(logits, draws).items():
+        tokens[row] = token
     logprobs = _Logprobs(raw)
     return [
         logprobs.describe(row, seq, tokens[row]) if is_usable[row] else _unusable_row(seq)
@@ -48,12 +48,10 @@ def is_greedy(spec: SamplingSpec) -> bool:
     return spec.temperature <= GREEDY_TEMPERATURE or spec.top_k == 1 or spec.top_p <= 0
 
 
-def _draw(logits: torch.Tensor, seqs: list[Sequence]) -> list[int]:
-    specs = [seq.sampling for seq in seqs]
-    temperatures = torch.tensor([spec.temperature for spec in specs], device=logits.device)
-    filters = [Filter(spec.top_k, spec.top_p, spec.min_p) for spec in specs]
-    uniforms = [uniform(seq.sampling.seed, seq.num_tokens) for seq in seqs]
-    return draw_tokens(logits / temperatures[:, None], filters, uniforms)
+def _draw(seq: Sequence) -> Draw:
+    spec = seq.sampling
+    number = uniform(spec.seed, seq.num_tokens)
+    return Draw(number, spec.temperature, spec.top_k, spec.top_p, spec.min_p)
 
 
 class _Logprobs:

@@ -73,9 +73,13 @@ class Scheduler:
         insort(self.waiting, seq, key=_rank)
 
     def schedule(self) -> Schedule:
-        """Choose the next step: running decodes, then running prefills, then waiting sequences."""
+        """Choose the next step: running decodes, then running prefills, then waiting sequences.
+
+        In order of admission the decodes come first by themselves: nobody is admitted until all
+        before have their share, so only the last one running can be a prefill.
+        """
         step = Schedule(self._max_num_batched_tokens)
-        for seq in sorted(self.running, key=_is_prefill):
+        for seq in list(self.running):
             if seq.status is SequenceStatus.RUNNING:  # no victim of one before it
                 self._schedule_running(seq, step)
         if not step.preempted:
@@ -164,7 +168,3 @@ class Scheduler:
 
 def _rank(seq: Sequence) -> tuple[int, int]:
     return seq.rank
-
-
-def _is_prefill(seq: Sequence) -> bool:
-    return seq.num_uncomputed_tokens > 1

@@ -128,7 +128,7 @@ class Sequence:
 
     def _give_up_blocks(self) -> list[int]:
         blocks, self.block_table = self.block_table, []
-        self.num_computed_tokens = self.num_registered_blocks = 0
+        self.num_computed_tokens = 0
         return blocks
 
     def _move_to(self, status: SequenceStatus) -> None:
