@@ -136,13 +136,19 @@ class QueueDriver:
         )
 
     def let_leases_lapse(self) -> ReapReply:
-        """Sweep as if leases lasted 1 ms, until the sweep finds something."""
+        """Sweep as if leases lasted 1 ms, until nobody holds anything; returns what was found."""
+        replies: list[ReapReply] = []
 
-        def sweep() -> ReapReply | None:
-            reply = self.reap(lease_ms=1)
-            return reply if any((reply.requeued, reply.dead_lettered, reply.expired)) else None
+        def sweep() -> bool:
+            replies.append(self.reap(lease_ms=1))
+            return self.depth().running == 0
 
-        return eventually(sweep)  # type: ignore[return-value]
+        eventually(sweep)
+        return ReapReply(
+            requeued=tuple(ref for reply in replies for ref in reply.requeued),
+            dead_lettered=tuple(ref for reply in replies for ref in reply.dead_lettered),
+            expired=tuple(ref for reply in replies for ref in reply.expired),
+        )
 
     def cancel(self, request_id: str = "r1", tenant: str = TENANT) -> RequestState | None:
         """Cancel."""

@@ -27,15 +27,16 @@ local function next_lane(q, now, exhausted)
       if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
     end
   end
-  if oldest and now - oldest_since >= AGEING_MS then return oldest end
-  return best
+  if oldest and now - oldest_since >= AGEING_MS then best = oldest end
+  return best, best_turn
 end
 
-local function take_turn(q, lane, cost, now)
+-- The queue's own turn is the lowest one, also when an old lane was served out of order: newcomers
+-- must not start behind where that lane is.
+local function take_turn(q, r, now)
   local stats = stats_key(q)
-  local turn = redis.call('HGET', stats, 'turn:' .. lane) or 0
-  local after = turn + cost * 2 ^ lane
-  redis.call('HSET', stats, 'turn', turn, 'turn:' .. lane, after, 'since:' .. lane, now)
+  redis.call('HINCRBYFLOAT', stats, 'turn:' .. r.lane, turn_of(r.lane, r.cost))
+  redis.call('HSET', stats, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
 end
 
 -- The tenant served least, of those that have something queued here.
@@ -106,7 +107,7 @@ local function grant(q, r, worker, now, alone)
   redis.call('HSETNX', r.key, 'started_ms', now)
   count(q, 'queued', r.lane, r.tenant, -1)
   count(q, 'running', r.lane, r.tenant, 1)
-  take_turn(q, r.lane, r.cost, now)
+  take_turn(q, r, now)
   if r.epoch == 1 then
     -- The prompt is charged when it is first taken, output as it is emitted. The queue cannot count
     -- prompt tokens; a quarter of the bytes is near enough to keep the shares fair.
@@ -166,12 +167,15 @@ end
 
 local function next_request(q, now, seen)
   for _ = 1, MAX_CLOSED do
-    local lane = next_lane(q, now, seen.exhausted)
+    local lane, lowest_turn = next_lane(q, now, seen.exhausted)
     if not lane then return nil end
     local tenant = next_tenant(q, lane, seen.unreadable)
     if tenant then
       local r = head_request(q, lane, tenant, now, seen)
-      if r then return r end
+      if r then
+        r.lowest_turn = lowest_turn
+        return r
+      end
     else
       seen.exhausted[lane] = true
     end

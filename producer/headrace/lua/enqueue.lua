@@ -37,7 +37,7 @@ local function accept(q, request, digest, now)
     'cost', request.cost, 'lane', request.lane, 'entry', entry, 'attached', request.attached,
     'epoch', 0, 'num_tokens', 0, 'strikes', 0, 'enqueued_ms', now,
     'result_ttl_ms', request.result_ttl_ms)
-  count_queued(q, request.lane, request.tenant, now)
+  count_queued(q, request.lane, request.tenant, request.cost, now)
   count_bytes(q, size)
   local deadline = earlier(request.deadline_ms, request.ttl_ms and now + request.ttl_ms)
   if deadline then

@@ -60,11 +60,15 @@ local function count_bytes(q, by)
   if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
 end
 
--- A lane that was empty must not bring the turns it saved up: it starts where the others are now.
-local function count_queued(q, lane, tenant, now)
+-- What a grant costs a lane; see next_lane.
+local function turn_of(lane, cost) return cost * 2 ^ lane end
+
+-- A lane that was empty must not bring the turns it saved up: it queues behind the turn that the
+-- last grant was made at.
+local function count_queued(q, lane, tenant, cost, now)
   if count(q, 'queued', lane, tenant, 1) > 1 then return end
   local turns = redis.call('HMGET', stats_key(q), 'turn', 'turn:' .. lane)
-  local turn = math.max(tonumber(turns[1] or 0), tonumber(turns[2] or 0))
+  local turn = math.max(tonumber(turns[1] or 0) + turn_of(lane, cost), tonumber(turns[2] or 0))
   redis.call('HSET', stats_key(q), 'turn:' .. lane, turn, 'since:' .. lane, now)
 end
 
@@ -194,7 +198,7 @@ local function requeue(q, r, now)
   hand_to(q, r, REQUEUED)
   redis.call('HSET', r.key, 'state', 'queued')
   redis.call('HDEL', r.key, 'owner', 'alone')
-  count_queued(q, r.lane, r.tenant, now)
+  count_queued(q, r.lane, r.tenant, r.cost, now)
   count(q, 'running', r.lane, r.tenant, -1)
   r.state = 'queued'
 end

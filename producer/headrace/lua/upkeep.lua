@@ -41,17 +41,19 @@ local function remove_idle_consumers(q, lane, tenant)
   return removed
 end
 
-local function lane_has(key, entry)
-  local found = redis.pcall('XRANGE', key, entry, entry)
+local function has_entry(q, r)
+  local found = redis.pcall('XRANGE', lane_key(q, r.lane, r.tenant), r.entry, r.entry)
   -- A lane that is no stream is left as it is, for somebody to look at.
-  return found.err ~= nil or #found > 0
+  if found.err then return true end
+  -- A lane that was deleted may give the same id again, to another request.
+  return #found > 0 and read_entry(found[1]).request_id == r.id
 end
 
 -- A request that waits or runs must have its entry, or nobody will ever take it.
 local function repair_request(q, key)
   local tenant, id = key:sub(#q + 6):match('^([^:]*):(.*)$') -- behind "{q}:req:"
   local r = load_request(q, tenant, id)
-  if not r or is_over(r) or lane_has(lane_key(q, r.lane, tenant), r.entry) then return 0 end
+  if not r or is_over(r) or has_entry(q, r) then return 0 end
   restore_entry(q, r)
   -- A holder may be alive: it keeps the request, with a fresh lease that it has to renew.
   if r.owner then hand_to(q, r, r.owner) else wake(q) end

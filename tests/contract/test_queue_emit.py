@@ -1,0 +1,176 @@
+"""emit: tokens enter a log once, in order, from the one holder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+
+from headrace.errors import TransportError
+from headrace.functions import EmitOutcome, EmitReply
+from support.queue_driver import QueueDriver, chunk_of
+
+
+def test_chunks_are_stored_under_their_end_offset(driver: QueueDriver) -> None:
+    """The entry id is the number of tokens up to the end of the chunk."""
+    driver.enqueue()
+    grant = driver.grant()
+    assert driver.emit(grant, 0, 1) == EmitReply(EmitOutcome.OK, 1)
+    assert driver.emit(grant, 1, 4) == EmitReply(EmitOutcome.OK, 5)
+    assert [entry_id for entry_id, _, _ in driver.log()] == ["1-0", "5-0"]
+    assert driver.tokens() == [0, 1, 2, 3, 4]
+    assert driver.status().num_tokens == 5
+
+
+def test_a_repeated_emit_is_ok_and_changes_nothing(driver: QueueDriver) -> None:
+    """A retry of an applied chunk is acknowledged, also after later chunks, and stored once."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.emit(grant, 0, 3)
+    assert driver.emit(grant, 0, 3) == EmitReply(EmitOutcome.OK, 3)
+    driver.emit(grant, 3, 2)
+    assert driver.emit(grant, 0, 3) == EmitReply(EmitOutcome.OK, 5)
+    assert driver.tokens() == [0, 1, 2, 3, 4]
+
+
+def test_a_repeated_emit_is_not_charged_again(driver: QueueDriver) -> None:
+    """Fair shares count what is in the log."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.emit(grant, 0, 3)
+    charged = driver.client.zscore(driver.keys.served(5), "acme")
+    driver.emit(grant, 0, 3)
+    assert driver.client.zscore(driver.keys.served(5), "acme") == charged
+
+
+def test_a_chunk_that_comes_too_early_is_a_gap(driver: QueueDriver) -> None:
+    """Reordered chunks are refused with the offset to go on from; then the order is right."""
+    driver.enqueue()
+    grant = driver.grant()
+    assert driver.emit(grant, 2, 2) == EmitReply(EmitOutcome.GAP, 0)
+    driver.emit(grant, 0, 2)
+    assert driver.emit(grant, 2, 2) == EmitReply(EmitOutcome.OK, 4)
+    assert driver.tokens() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("offset", "num_tokens"), [(1, 1), (2, 5), (0, 2)])
+def test_a_chunk_cut_elsewhere_is_an_overlap(
+    driver: QueueDriver, offset: int, num_tokens: int
+) -> None:
+    """A chunk that covers known tokens under other bounds is refused with the log's length."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.emit(grant, 0, 3)
+    assert driver.emit(grant, offset, num_tokens) == EmitReply(EmitOutcome.OVERLAP, 3)
+    assert driver.tokens() == [0, 1, 2]
+
+
+def test_a_worker_that_was_taken_over_is_fenced(driver: QueueDriver) -> None:
+    """After a new grant, the old epoch is refused and the new one goes on."""
+    driver.enqueue()
+    old = driver.grant("w1")
+    driver.emit(old, 0, 2)
+    driver.let_leases_lapse()
+    new = driver.grant("w2")
+    assert new.num_tokens == 2
+    assert driver.emit(old, 2, 1, "w1") == EmitReply(EmitOutcome.FENCED, 2)
+    assert driver.emit(new, 2, 2, "w2") == EmitReply(EmitOutcome.OK, 4)
+
+
+def test_a_released_request_takes_no_tokens(driver: QueueDriver) -> None:
+    """Between two holders nobody writes, not even the last one."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.release(grant)
+    assert driver.emit(grant).outcome is EmitOutcome.FENCED
+
+
+def test_another_worker_at_the_right_epoch_is_fenced(driver: QueueDriver) -> None:
+    """The epoch alone does not make a holder."""
+    driver.enqueue()
+    grant = driver.grant("w1")
+    assert driver.emit(grant, worker_id="w2").outcome is EmitOutcome.FENCED
+
+
+def test_an_epoch_from_the_future_is_fenced(driver: QueueDriver) -> None:
+    """An epoch that was never granted writes nothing."""
+    driver.enqueue()
+    grant = driver.grant()
+    assert driver.emit(replace(grant, epoch=2)).outcome is EmitOutcome.FENCED
+
+
+def test_a_finished_request_takes_no_tokens(driver: QueueDriver) -> None:
+    """After the terminal entry nothing is appended."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.finish(grant)
+    assert driver.emit(grant) == EmitReply(EmitOutcome.DONE, 0)
+
+
+def test_an_unknown_request_is_gone(driver: QueueDriver, client: Redis) -> None:
+    """A worker that still runs a forgotten request learns it."""
+    driver.enqueue()
+    grant = driver.grant()
+    client.flushall()
+    assert driver.emit(grant) == EmitReply(EmitOutcome.GONE, 0)
+    assert client.dbsize() == 0
+
+
+def test_a_cancelled_request_is_told_with_the_next_emit(driver: QueueDriver) -> None:
+    """The chunk is in the log, and the holder knows that it must stop."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.cancel()
+    assert driver.emit(grant, 0, 2) == EmitReply(EmitOutcome.CANCEL, 2)
+    assert driver.emit(grant, 0, 2) == EmitReply(EmitOutcome.CANCEL, 2)
+    assert driver.tokens() == [0, 1]
+
+
+def test_one_call_serves_many_requests_each_with_its_own_answer(driver: QueueDriver) -> None:
+    """Replies come in the order of the items, and one refusal does not touch the others."""
+    for number in range(3):
+        driver.enqueue(f"r{number}")
+    first, second, third = driver.claim().grants
+    items = [chunk_of(first, 0, 2), chunk_of(second, 7, 1), chunk_of(third, 0, 1)]
+    replies = driver.emit_all([*items, chunk_of(first, 2, 1)])
+    outcomes = [reply.outcome for reply in replies]
+    assert outcomes == [EmitOutcome.OK, EmitOutcome.GAP, EmitOutcome.OK, EmitOutcome.OK]
+    assert [driver.tokens(f"r{number}") for number in range(3)] == [[0, 1, 2], [], [0]]
+
+
+def test_an_unusable_log_does_not_stop_the_batch(driver: QueueDriver, client: Redis) -> None:
+    """One destroyed log is reported gone; its neighbours get their tokens, once, retry or not."""
+    for number in range(3):
+        driver.enqueue(f"r{number}")
+    grants = driver.claim().grants
+    client.set(driver.keys.token_log("acme", "r1"), "no stream")
+    items = [chunk_of(grant, 0, 2) for grant in grants]
+    for _ in range(2):
+        outcomes = [reply.outcome for reply in driver.emit_all(items)]
+        assert outcomes == [EmitOutcome.OK, EmitOutcome.GONE, EmitOutcome.OK]
+    assert driver.tokens("r0") == driver.tokens("r2") == [0, 1]
+    client.delete(driver.keys.token_log("acme", "r1"))
+
+
+def test_a_big_batch_goes_in_one_call(driver: QueueDriver) -> None:
+    """Nothing is unpacked onto a stack that could overflow."""
+    driver.enqueue()
+    grant = driver.grant()
+    replies = driver.emit_all([chunk_of(grant, offset, 1) for offset in range(5000)])
+    assert replies[-1] == EmitReply(EmitOutcome.OK, 5000)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_tokens": 0}, {"offset": -1}, {"epoch": 0}, {"num_tokens": "many"}]
+)
+def test_a_bad_item_is_refused_before_the_first_write(
+    driver: QueueDriver, change: dict[str, int]
+) -> None:
+    """A batch with a malformed item writes none of its items."""
+    driver.enqueue()
+    grant = driver.grant()
+    good, bad = chunk_of(grant, 0, 1), replace(chunk_of(grant, 1, 1), **change)
+    with pytest.raises(TransportError, match=next(iter(change))):
+        driver.emit_all([good, bad])
+    assert driver.tokens() == []
