@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-import redis.asyncio
+from redis.asyncio import Redis, from_url
 from redis.maint_notifications import MaintNotificationsConfig
 
 from headrace.keys import Keys
@@ -57,7 +57,7 @@ def redis_url(server: Server) -> str:
 
 
 @pytest.fixture
-async def redis(server: Server) -> AsyncIterator[redis.asyncio.Redis]:
+async def redis(server: Server) -> AsyncIterator[Redis]:
     """Give an async client with the options that the project uses."""
     client = open_client(server.url)
     yield client
@@ -70,9 +70,9 @@ def queue() -> Keys:
     return Keys(f"test-{uuid.uuid4().hex[:12]}")
 
 
-def open_client(url: str) -> redis.asyncio.Redis:
+def open_client(url: str) -> Redis:
     """Return an async client with the options that the project uses."""
-    return redis.asyncio.from_url(
+    return from_url(
         url,
         decode_responses=False,
         legacy_responses=False,

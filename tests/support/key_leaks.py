@@ -17,9 +17,8 @@ def find_leaks(client: redis.Redis) -> list[str]:
 def _is_leak(client: redis.Redis, key: bytes) -> bool:
     if client.pttl(key) != -1:  # it has a TTL, or has just expired
         return False
-    base, kind, *rest = key.decode().split(":", 2)
-    if kind in PERMANENT:
-        return False
+    base, _, name = key.decode().partition(":")
+    kind, _, request = name.partition(":")
     if kind in ("req", "out"):
-        return client.hget(f"{base}:req:{rest[0]}", "state") not in LIVE_STATES
-    return True
+        return client.hget(f"{base}:req:{request}", "state") not in LIVE_STATES
+    return kind not in PERMANENT

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -48,7 +48,6 @@ class QueueDriver:
 
     client: redis.Redis
     keys: Keys
-    _nonces: itertools.count[int] = field(default_factory=itertools.count)
 
     def run(self, call: Call[T]) -> T:
         """Call a function."""
@@ -70,7 +69,7 @@ class QueueDriver:
     def claim(self, worker_id: str = "w1", **options: Any) -> ClaimReply:
         """Claim for an empty worker with room for eight, under a nonce of its own."""
         defaults: dict[str, Any] = {
-            "nonce": f"n{next(self._nonces)}",
+            "nonce": uuid.uuid4().hex,
             "free_seqs": 8,
             "free_tokens": TOTAL_TOKENS,
             "total_tokens": TOTAL_TOKENS,
