@@ -5,13 +5,23 @@ them.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace import functions
-from headrace.keys import Keys
-from headrace.protocol import CHUNK_FIELD, RequestMessage, decode_chunk, encode_request
+from headrace.functions import EmitItem, Grant
+from headrace.protocol import (
+    CHUNK_FIELD,
+    ChunkMessage,
+    RequestMessage,
+    decode_chunk,
+    encode_chunk,
+    encode_request,
+)
 from headrace.sampling import SamplingParams
 from headrace.types import FinishReason
+from headrace_worker.serving.detokenizer import Detokenizer
 from support.fake_engine import fake_answer
 from support.queue_driver import TENANT, QueueDriver
 from support.tokenizers import byte_level_tokenizer
@@ -28,6 +38,7 @@ class Asked:
     prompt: tuple[int, ...] = (5, 6, 7)
     max_tokens: int = 20
     seed: int = 1
+    model: str = "fake"
     sampling: dict[str, object] = field(default_factory=dict)  # other sampling options
 
     @property
@@ -41,7 +52,7 @@ class Asked:
         options = {"max_tokens": self.max_tokens, "seed": self.seed, "ignore_eos": True}
         sampling = SamplingParams(**{**options, **self.sampling})  # type: ignore[arg-type]
         return encode_request(
-            RequestMessage(self.request_id, TENANT, sampling, prompt=self.prompt, model="fake")
+            RequestMessage(self.request_id, TENANT, sampling, prompt=self.prompt, model=self.model)
         )
 
     @property
@@ -64,7 +75,7 @@ def skewed(count: int, seed: int = 7, longest: int = 120) -> list[Asked]:
     ]
 
 
-def enqueue(driver: QueueDriver, *asked: Asked, **options: object) -> None:
+def enqueue(driver: QueueDriver, *asked: Asked, **options: Any) -> None:
     """Put requests into the queue."""
     for request in asked:
         driver.enqueue(
@@ -93,19 +104,23 @@ def check_stream(driver: QueueDriver, asked: Asked) -> None:
     Entry ids are the offsets behind each chunk, the text is that of the tokens, and the terminal
     entry agrees.
     """
-    pieces, offset = [], 0
+    check_answer(driver, asked)
+    offset = 0
     for entry_id, name, value in driver.log(asked.request_id):
         if name == CHUNK_FIELD:
-            chunk = decode_chunk(value)
-            offset += len(chunk.token_ids)
-            pieces += chunk.pieces
+            offset += len(decode_chunk(value).token_ids)
             assert entry_id == f"{offset}-0", f"{asked.request_id}: {entry_id} ends at {offset}"
-    tokens, end = driver.tokens(asked.request_id), driver.end(asked.request_id)
-    assert tokens == asked.answer, f"{asked.request_id}: wrong tokens"
+    assert text_of(driver, asked.request_id) == byte_level_tokenizer().decode(asked.answer)
+    usage = driver.end(asked.request_id).usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(asked.prompt), offset)
+
+
+def check_answer(driver: QueueDriver, asked: Asked) -> None:
+    """Raise AssertionError unless a reader sees each token once and then one end."""
+    assert driver.tokens(asked.request_id) == asked.answer, f"{asked.request_id}: wrong tokens"
+    end = driver.end(asked.request_id)
     assert end.finish_reason is FinishReason.LENGTH, f"{asked.request_id}: {end}"
-    assert "".join(pieces) + end.text == byte_level_tokenizer().decode(tokens)
-    assert end.usage is not None
-    assert end.usage.completion_tokens == len(tokens)
 
 
 def is_drained(driver: QueueDriver) -> bool:
@@ -115,6 +130,23 @@ def is_drained(driver: QueueDriver) -> bool:
     return (depth.queued, depth.running, depth.payload_bytes) == (0, 0, 0) and not lanes
 
 
-def keys_of(name: str) -> Keys:
-    """Return the key names of a queue."""
-    return Keys(name)
+def emit_tokens(
+    driver: QueueDriver, grant: Grant, tokens: Sequence[int], *, worker_id: str
+) -> None:
+    """Emit what a worker would, in one chunk, for a grant without tokens."""
+    detokenizer = Detokenizer(byte_level_tokenizer().token_bytes)
+    pieces = tuple(detokenizer.append(token).text for token in tokens)
+    entry = encode_chunk(ChunkMessage(tuple(tokens), pieces))
+    item = EmitItem(grant.tenant, grant.request_id, grant.epoch, 0, len(tokens), entry)
+    assert driver.emit_all([item], worker_id)[0].offset == len(tokens)
+
+
+def chunks_of(driver: QueueDriver, request_id: str) -> list[ChunkMessage]:
+    """Return the chunks of a token log."""
+    return [decode_chunk(value) for _, name, value in driver.log(request_id) if name == CHUNK_FIELD]
+
+
+def text_of(driver: QueueDriver, request_id: str) -> str:
+    """Return the whole text of an ended request."""
+    pieces = [piece for chunk in chunks_of(driver, request_id) for piece in chunk.pieces]
+    return "".join(pieces) + driver.end(request_id).text

@@ -102,10 +102,10 @@ async def _wait_for_server(link: Link) -> None:
         try:
             warnings = await check_server(link.redis)
         except TransportError as error:
-            link.lost(error)
+            link.lost("check", error)
             await asyncio.sleep(backoff.next_delay_s())
             continue
-        link.found()
+        link.found("check")
         for warning in warnings:
             logs.get_logger().warning(logs.REDIS_UNSAFE, reason=warning)
         return

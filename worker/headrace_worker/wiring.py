@@ -139,9 +139,13 @@ def make_parts(
         make_intake=lambda ready: Intake(tokenizer, ready, settings.model_name),
         send=supervisor.send,
     )
+    pressure = Pressure(
+        settings.max_unsent_tokens, lambda paused: supervisor.send(SetPaused(paused)), reporter
+    )
     publisher = Publisher(
         queue,
         ledger,
+        pressure,
         reporter,
         company_s=settings.flush_interval / 2,
         backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
@@ -155,7 +159,7 @@ def make_parts(
         feeder=feeder,
         publisher=publisher,
         supervisor=supervisor,
-        pressure=Pressure(settings.max_unsent_tokens, lambda p: supervisor.send(SetPaused(p))),
+        pressure=pressure,
         reporter=reporter,
         metrics=metrics,
         drain_timeout_s=settings.drain_timeout,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from headrace.errors import EngineFailure, ErrorCode, ProtocolError, RequestError, TransportError
@@ -60,7 +61,6 @@ class Feeder:
             emitted = await self._read_emitted(request)
             prepared = await self._prepare(request, emitted)
         except RequestError as error:
-            self._report.rejected(request, error.code.value, error.message)
             self._ledger.end(request, End.failed(error.code, error.message))
             return
         if request.phase is not Phase.CLAIMED:  # lost, released or over its deadline meanwhile
@@ -69,7 +69,10 @@ class Feeder:
             request.prepared = prepared
             self._ledger.end(request, STOPPED if reason is FinishReason.STOP else LENGTH_REACHED)
             return
-        self._start(request, prepared)
+        if self._capacity.is_open:
+            self._start(request, prepared)
+        else:  # the engine died meanwhile, and the next one never hears of it
+            await self._hand_back(request)
 
     def close(self) -> None:
         """Tokenize nothing any more."""
@@ -88,6 +91,10 @@ class Feeder:
                 salt=prepared.salt,
             )
         )
+
+    async def _hand_back(self, request: InFlight) -> None:
+        with suppress(TransportError):  # then its lease runs out
+            await self._ledger.release([request], strike=False)
 
     async def _read_emitted(self, request: InFlight) -> tuple[ChunkMessage, ...]:
         """Return what earlier epochs emitted, and note it; nobody else can write at our epoch."""

@@ -16,6 +16,7 @@ from headrace_worker.backoff import Backoff
 from headrace_worker.serving.ledger import Ledger
 from headrace_worker.serving.outbox import Slice
 from headrace_worker.serving.ports import Queue
+from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import CANCELLED, InFlight, Phase
 
@@ -27,6 +28,7 @@ class Publisher:
         self,
         queue: Queue,
         ledger: Ledger,
+        pressure: Pressure,
         reporter: Reporter,
         *,
         company_s: float,  # what is due within it goes along with what is due now
@@ -35,6 +37,7 @@ class Publisher:
     ) -> None:
         self._queue = queue
         self._ledger = ledger
+        self._pressure = pressure
         self._report = reporter
         self._company_s = company_s
         self._backoff = backoff
@@ -44,6 +47,7 @@ class Publisher:
 
     def notify(self) -> None:
         """Say that the ledger has changed."""
+        self._pressure.update(self._ledger.num_unacknowledged)
         self._news.set()
 
     async def run(self) -> None:
@@ -69,6 +73,7 @@ class Publisher:
             outcomes = await asyncio.gather(
                 *(self._ledger.finish(request) for request in ready), return_exceptions=True
             )
+        self._pressure.update(self._ledger.num_unacknowledged)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

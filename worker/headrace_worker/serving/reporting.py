@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from headrace.errors import ErrorCode
 from headrace.types import RequestState
 from headrace_worker import logs
 from headrace_worker.serving.metrics import Metrics
 from headrace_worker.serving.request import InFlight
+
+_OUR_FAULTS = (ErrorCode.ENGINE_FAILURE, ErrorCode.LOST)
 
 
 class Reporter:
@@ -14,6 +17,14 @@ class Reporter:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._log = logs.get_logger()
+
+    def paused(self, num_unsent_tokens: int) -> None:
+        """Redis takes tokens slower than the engine makes them."""
+        self._log.warning(logs.READER_SLOW, num_unsent_tokens=num_unsent_tokens)
+
+    def draining(self, num_held: int) -> None:
+        """Nothing is claimed any more."""
+        self._log.info(logs.WORKER_DRAINING, num_held=num_held)
 
     def received(self, request: InFlight) -> None:
         """A grant came in."""
@@ -28,12 +39,6 @@ class Reporter:
                 strikes=grant.strikes,
                 num_tokens=grant.num_tokens,
             )
-
-    def rejected(self, request: InFlight, code: str, message: str) -> None:
-        """The answer is "no" before anything ran."""
-        self._log.warning(
-            logs.REQUEST_REJECTED, request_id=request.grant.request_id, code=code, error=message
-        )
 
     def tripped(self, request: InFlight, error: Exception) -> None:
         """A fault of ours while it was prepared."""
@@ -88,9 +93,13 @@ class Reporter:
         code = None if end.code is None else end.code.value
         self._metrics.observe_finished(end.reason, usage, timings, code=code)
         request_id = request.grant.request_id
-        if end.state is RequestState.FAILED:
+        if end.code in _OUR_FAULTS:
             self._log.error(
                 logs.REQUEST_FAILED, request_id=request_id, code=code, error=end.message
+            )
+        elif end.state is RequestState.FAILED:
+            self._log.warning(
+                logs.REQUEST_REJECTED, request_id=request_id, code=code, error=end.message
             )
         elif end.state is RequestState.CANCELLED:
             self._log.warning(logs.REQUEST_CANCELLED, request_id=request_id)

@@ -134,7 +134,6 @@ class Service:
         for failure in outcome.failed:
             self._ledger.engine_finished(failure.seq_id, _failed(failure))
         self._metrics.observe_step(outcome)
-        self._pressure.update(self._ledger.num_unacknowledged)
         self._publisher.notify()
         self._claiming.notify()
 
@@ -162,6 +161,7 @@ class Service:
         request = self._ledger.find(held.tenant, held.request_id)
         if request is not None and request.grant.epoch == held.epoch:
             self._ledger.drop(request, "lease lost")
+            self._publisher.notify()
 
     async def _tell_dead_letters(self, struck: Sequence[InFlight]) -> None:
         for request in struck if len(struck) == 1 else ():  # only whoever was alone can be one
@@ -184,6 +184,7 @@ class Service:
 
     async def _drain(self) -> None:
         """Let requests finish within the drain time; by default there is none."""
+        self._report.draining(len(self._ledger))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ledger.wait_until_empty(), self._drain_timeout_s)
 

@@ -1,9 +1,15 @@
-"""The link to Redis: runs the queue's functions, and says once when Redis goes and comes back."""
+"""The link to Redis: runs the queue's functions, and says once when Redis goes and comes back.
+
+Redis can be out of reach, which stops everything, or refuse some things and do others: at full
+memory it takes no tokens but renews leases. So what fails is remembered by name, and Redis counts
+as back when nothing fails any more.
+"""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+from redis import exceptions
 from redis.asyncio import Redis
 
 from headrace import functions
@@ -13,33 +19,44 @@ from headrace_worker import logs
 
 T = TypeVar("T")
 
+_OUT_OF_REACH = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
 
 class Link:
     """Every method raises TransportError; callers try again later, with backoff."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
-        self.is_connected = True  # by the last call's word
+        self._failing: dict[str, bool] = {}  # what fails → whether Redis was reached and refused
         self._log = logs.get_logger()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether all that was tried last has worked."""
+        return not self._failing
 
     async def run(self, call: Call[T]) -> T:
         """Run one function of the queue."""
         try:
             result = await functions.run(self.redis, call)
         except TransportError as error:
-            self.lost(error)
+            self.lost(call.function, error)
             raise
-        self.found()
+        self.found(call.function)
         return result
 
-    def lost(self, error: Exception) -> None:
-        """Take note of a failed call; logged when it is the first."""
-        if self.is_connected:
-            self.is_connected = False
-            self._log.warning(logs.REDIS_DISCONNECTED, error=str(error))
+    def lost(self, what: str, error: TransportError) -> None:
+        """Take note of a failure; logged when nothing failed before."""
+        if not self._failing:
+            self._log.warning(logs.REDIS_DISCONNECTED, during=what, error=str(error))
+        self._failing[what] = not isinstance(error.__cause__, _OUT_OF_REACH)
 
-    def found(self) -> None:
-        """Take note of a call that worked; logged when it is the first after a failure."""
-        if not self.is_connected:
-            self.is_connected = True
+    def found(self, what: str) -> None:
+        """Take note of a success; logged when nothing fails any more."""
+        if not self._failing:
+            return
+        self._failing = {
+            name: refused for name, refused in self._failing.items() if refused and name != what
+        }
+        if not self._failing:
             self._log.info(logs.REDIS_RECONNECTED)

@@ -84,18 +84,18 @@ class RedisQueue:
         """Sleep until the wake stream has an entry after the cursor, or the time is over."""
         try:
             await self._blocking.xread({self._keys.wake: cursor}, block=round(timeout_s * 1000))
-        except redis_errors.RedisError as error:
-            self._link.lost(error)
-            raise TransportError(f"waiting for work: {error}") from error
+        except (redis_errors.RedisError, OSError) as error:
+            raise self._lost("wait", error) from error
+        self._link.found("wait")
 
     async def read_token_log(self, grant: Grant) -> tuple[ChunkMessage, ...]:
         """Return what earlier epochs emitted; raises ProtocolError for a log that is unreadable."""
         name = self._keys.token_log(grant.tenant, grant.request_id)
         try:
             entries: Any = await self._link.redis.xrange(name)
-        except redis_errors.RedisError as error:
-            self._link.lost(error)
-            raise TransportError(f"reading {name}: {error}") from error
+        except (redis_errors.RedisError, OSError) as error:
+            raise self._lost("read", error) from error
+        self._link.found("read")
         return tuple(decode_chunk(fields[CHUNK_FIELD]) for _, fields in entries)
 
     async def emit(self, items: Sequence[EmitItem]) -> tuple[EmitReply, ...]:
@@ -154,3 +154,9 @@ class RedisQueue:
     async def depth(self) -> QueueDepth:
         """Return true counts."""
         return await self._link.run(functions.depth(self._keys))
+
+    def _lost(self, what: str, cause: Exception) -> TransportError:
+        error = TransportError(f"Redis: {cause or type(cause).__name__}")
+        error.__cause__ = cause
+        self._link.lost(what, error)
+        return error

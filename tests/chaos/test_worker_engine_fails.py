@@ -1,0 +1,111 @@
+"""Engines that crash, hang or break while their worker lives: the queue hears of it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from headrace.errors import ErrorCode
+from headrace.types import RequestState
+from support.fake_engine import Misfortune
+from support.queue_driver import QueueDriver
+from support.streams import Asked, check_stream, enqueue, is_drained, wait_for_ends
+from support.waiting import eventually
+from support.worker_fixtures import ON_VALKEY
+from support.workers import WorkerFarm
+
+SLOW = ("--step-s", "0.005")
+LONG_LEASE = ("--lease-ttl", "60s")  # nothing below may wait for a lease
+
+
+def poison(misfortune: Misfortune, at: int = 3) -> Asked:
+    """Return a request that makes the engine fail when output token ``at`` is due."""
+    return Asked("poison", prompt=(5, int(misfortune), at), max_tokens=40)
+
+
+@ON_VALKEY
+def test_poison_becomes_a_dead_letter_alone_and_its_neighbours_finish(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """Three engines are lost; the third was alone with the poison, which is buried."""
+    innocents = [Asked(f"r{n}", max_tokens=30, seed=n) for n in range(6)]
+    enqueue(driver, *innocents[:3], bad := poison(Misfortune.CRASH), *innocents[3:])
+    worker = farm.start(*LONG_LEASE, engine=SLOW)
+    wait_for_ends(driver, bad, *innocents)
+    assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
+    assert [e["request_id"] for e in worker.wait_for("request.dead_lettered")] == ["poison"]
+    for request in innocents:
+        check_stream(driver, request)
+    assert len(worker.events("engine.step_failed")) == 3
+    assert eventually(lambda: is_drained(driver))
+
+
+@ON_VALKEY
+def test_a_crash_gives_strikes_to_the_batch_only(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """An engine that says who was in its batch spares those that waited."""
+    batch = poison(Misfortune.BREAK_ENGINE, at=20)
+    enqueue(driver, batch)
+    worker = farm.ready(*LONG_LEASE, "--max-num-seqs", "1", engine=SLOW)
+    worker.wait_for("request.admitted")
+    enqueue(driver, waiting := Asked("waiting"))
+    worker.wait_for("engine.step_failed")
+    wait_for_ends(driver, waiting)
+    check_stream(driver, waiting)
+    assert driver.status("waiting").strikes == 0
+    assert driver.status("poison").strikes >= 1
+
+
+@ON_VALKEY
+def test_a_request_that_fails_alone_takes_nobody_along(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """The engine raises for one request: it ends as engine_failure, and the engine goes on."""
+    others = [Asked(f"r{n}", max_tokens=40, seed=n) for n in range(4)]
+    enqueue(driver, *others, bad := poison(Misfortune.FAIL_REQUEST))
+    worker = farm.start(*LONG_LEASE, engine=SLOW)
+    wait_for_ends(driver, bad, *others)
+    assert driver.end("poison").error_code is ErrorCode.ENGINE_FAILURE
+    assert driver.tokens("poison") == bad.answer[:3]
+    for request in others:
+        check_stream(driver, request)
+    assert not worker.events("engine.step_failed")
+
+
+@ON_VALKEY
+def test_a_hung_engine_is_killed_and_its_requests_go_on(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """Past the hang limit the engine is replaced, without waiting for any lease."""
+    innocents = [Asked(f"r{n}", max_tokens=60, seed=n) for n in range(3)]
+    enqueue(driver, *innocents, bad := poison(Misfortune.HANG))
+    worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "0.6s", engine=SLOW)
+    started = time.monotonic()
+    wait_for_ends(driver, bad, *innocents)
+    assert time.monotonic() - started < 20
+    assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
+    assert len(worker.events("engine.stalled")) == 3
+    for request in innocents:
+        check_stream(driver, request)
+
+
+@ON_VALKEY
+def test_an_idle_worker_survives_the_death_of_its_engine(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """An engine that is killed from outside is replaced, and the next request is answered."""
+    worker = farm.ready(*LONG_LEASE)
+    kill_engine_of(worker.child.pid)
+    worker.wait_for("engine.step_failed")
+    enqueue(driver, asked := Asked("r1"))
+    wait_for_ends(driver, asked)
+    check_stream(driver, asked)
+    assert driver.status("r1").state is RequestState.FINISHED
+
+
+def kill_engine_of(pid: int) -> None:
+    """Kill the child of a worker."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)

@@ -1,0 +1,180 @@
+"""Workers that die, freeze or leave in the middle of a stream: readers see every token once."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from headrace.types import RequestState
+from support.queue_driver import QueueDriver
+from support.streams import (
+    Asked,
+    check_stream,
+    emit_tokens,
+    enqueue,
+    is_drained,
+    skewed,
+    wait_for_ends,
+)
+from support.waiting import eventually
+from support.worker_fixtures import ON_VALKEY
+from support.workers import LEASE_S, WorkerFarm, WorkerProcess
+
+SLOW = ("--step-s", "0.01")
+
+
+def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """SIGKILL in the middle of a batch: a second worker completes every stream, exactly."""
+    asked = [Asked(f"r{n}", max_tokens=60 + n, seed=n) for n in range(12)]
+    first = farm.ready(engine=SLOW)
+    enqueue(driver, *asked)
+    wait_until_some_tokens(driver, asked[0], 10)
+    first.kill()
+    second = farm.ready(engine=SLOW)
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)
+    reclaimed = second.events("delivery.reclaimed")
+    assert any(event["num_tokens"] > 0 for event in reclaimed)
+    assert eventually(lambda: is_drained(driver))
+
+
+@ON_VALKEY
+def test_repeated_kills_lose_nothing(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """Three workers in a row are killed in the middle; innocents get no dead letter for it."""
+    asked = [Asked(f"r{n}", max_tokens=90, seed=n) for n in range(4)]
+    enqueue(driver, *asked)
+    for round_number in range(1, 4):
+        worker = farm.ready("--max-strikes", "100", engine=SLOW)
+        wait_until_some_tokens(driver, asked[0], 12 * round_number)
+        worker.kill()
+    farm.ready("--max-strikes", "100")
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)
+
+
+@ON_VALKEY
+def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """SIGSTOP past the lease, SIGCONT: its writes are refused, and it is good for new work."""
+    asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in range(4)]
+    frozen = farm.ready(engine=SLOW)
+    enqueue(driver, *asked)
+    wait_until_some_tokens(driver, asked[0], 10)
+    frozen.send(signal.SIGSTOP)
+    other = farm.ready()
+    eventually(lambda: driver.status("r0").epoch > 1, timeout_s=4 * LEASE_S)
+    frozen.send(signal.SIGCONT)
+    wait_for_ends(driver, *asked)
+    dropped = frozen.wait_for("request.dropped", count=4)
+    assert {event["why"] for event in dropped} <= {"FENCED", "DONE", "lease lost"}
+    for request in asked:
+        check_stream(driver, request)
+    other.kill()
+    enqueue(driver, late := Asked("late"))
+    wait_for_ends(driver, late)
+    check_stream(driver, late)
+    assert frozen.events("request.finished")[-1]["request_id"] == "late"
+
+
+def test_sigterm_hands_over_at_once(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """Exit 0 in two seconds, no strikes, nothing claimed after the signal, every stream exact."""
+    asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(30)]
+    leaving = farm.ready(engine=SLOW)
+    enqueue(driver, *asked)
+    wait_until_some_tokens(driver, asked[0], 10)
+    claimed = driver.depth().running
+    started = time.monotonic()
+    leaving.send(signal.SIGTERM)
+    assert leaving.wait(5) == 0
+    assert time.monotonic() - started < 2
+    assert driver.depth().running == 0
+    assert len(leaving.events("request.received")) == claimed
+    farm.ready()
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)
+        assert driver.status(request.request_id).strikes == 0
+
+
+@ON_VALKEY
+def test_sigterm_under_load_publishes_what_was_made(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """Tokens that the engine has made are in the log when the worker leaves, not made again."""
+    asked = Asked("r1", max_tokens=3000)
+    leaving = farm.ready("--flush-interval", "60s", "--flush-tokens", "100000", engine=SLOW)
+    enqueue(driver, asked)
+    (first,) = leaving.wait_for("request.first_token")
+    wait_until_some_tokens(driver, asked, 1)
+    eventually(lambda: seconds_since(first) > 0.5)
+    leaving.send(signal.SIGTERM)
+    assert leaving.wait(5) == 0
+    assert driver.status("r1").state is RequestState.QUEUED
+    assert driver.status("r1").num_tokens > 20
+    assert driver.tokens("r1") == asked.answer[: driver.status("r1").num_tokens]
+
+
+@ON_VALKEY
+def test_a_takeover_of_a_finished_answer_only_ends_it(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """All tokens were emitted and the worker died before the end: the next one ends it at once."""
+    asked = Asked("r1", max_tokens=20)
+    enqueue(driver, asked)
+    grant = driver.grant("dead-worker")
+    emit_tokens(driver, grant, asked.answer, worker_id="dead-worker")
+    driver.release(grant, worker_id="dead-worker")
+    worker = farm.ready()
+    wait_for_ends(driver, asked)
+    check_stream(driver, asked)
+    assert not worker.events("request.admitted")
+
+
+@ON_VALKEY
+def test_a_stream_whose_log_is_lost_ends_as_lost(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """Tokens that were acknowledged and are gone from Redis are not made up: the end says lost."""
+    asked = Asked("r1", max_tokens=20)
+    enqueue(driver, asked)
+    grant = driver.grant("dead-worker")
+    emit_tokens(driver, grant, asked.answer[:5], worker_id="dead-worker")
+    driver.release(grant, worker_id="dead-worker")
+    driver.client.delete(driver.keys.token_log(grant.tenant, "r1"))
+    farm.ready()
+    wait_for_ends(driver, asked)
+    assert driver.status("r1").error_code == "lost"
+
+
+@ON_VALKEY
+def test_many_skewed_requests_survive_changing_workers(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """Workers come and go, killed, frozen or told to leave; all streams are exact."""
+    asked = skewed(150, longest=60)
+    enqueue(driver, *asked)
+    workers = [farm.ready(engine=("--step-s", "0.004")) for _ in range(3)]
+    wait_until_some_tokens(driver, asked[0], 1)
+    disturb(workers)
+    farm.ready()
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)
+    assert eventually(lambda: is_drained(driver))
+
+
+def disturb(workers: list[WorkerProcess]) -> None:
+    """Kill one, freeze one for good, tell one to leave."""
+    killed, frozen, leaving = workers
+    killed.kill()
+    frozen.send(signal.SIGSTOP)
+    leaving.send(signal.SIGTERM)
+    assert leaving.wait(5) == 0
+
+
+def wait_until_some_tokens(driver: QueueDriver, asked: Asked, count: int) -> None:
+    """Return when the log of a request holds so many tokens."""
+    eventually(lambda: driver.status(asked.request_id).num_tokens >= count, timeout_s=20)
+
+
+def seconds_since(event: dict[str, str]) -> float:
+    """Return how long ago a logged event was."""
+    logged_at = time.strptime(event["timestamp"][:19], "%Y-%m-%dT%H:%M:%S")
+    return time.time() - (time.mktime(logged_at) - time.timezone)

@@ -1,0 +1,30 @@
+"""Fixtures of the tests that start worker processes; their folders' conftest files import them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.keys import Keys
+from support.queue_driver import QueueDriver
+from support.servers import Server
+from support.workers import WorkerFarm, worker_farm
+
+ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+"""For tests whose subject is the worker, not the server."""
+
+
+@pytest.fixture
+def driver(server: Server, queue: Keys) -> Iterator[QueueDriver]:
+    """Give the queue, seen from outside."""
+    with server.connect() as client:
+        yield QueueDriver(client, queue)
+
+
+@pytest.fixture
+def farm(tmp_path: Path, server: Server, queue: Keys) -> Iterator[WorkerFarm]:
+    """Give a starter of workers, none of which outlives the test."""
+    with worker_farm(tmp_path, server.url, queue.queue) as farm:
+        yield farm
