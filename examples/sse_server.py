@@ -34,7 +34,8 @@ class Question(BaseModel):
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Keep one client for the whole process: a thousand streams share its few connections."""
     url = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
-    async with AsyncClient(url) as client:
+    max_queued = int(os.environ.get("MAX_QUEUED", "10000"))
+    async with AsyncClient(url, max_queued=max_queued) as client:
         app.state.client = client
         yield
 

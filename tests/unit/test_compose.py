@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace_worker.options import load_settings
 from support.repository import ROOT
 
 PATH = ROOT / "compose.yaml"
@@ -143,3 +144,16 @@ def test_worker_images_take_the_steps_of_make_setup(name: str) -> None:
     torch, package = re.findall(r"^RUN pip install (.+)$", _dockerfile(name), re.MULTILINE)
     assert torch == f'"$({version[1]})"'
     assert re.match(r"'\.\[cli,(worker|cuda)\]'", package)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_worker_takes_every_variable_that_it_is_given(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings accept the environment of compose.yaml, and the probe asks their port."""
+    for variable, value in SERVICES[name]["environment"].items():
+        default = re.fullmatch(r"\$\{\w+:-(.*)\}", value)
+        monkeypatch.setenv(variable, default[1] if default else value)
+    settings = load_settings({})
+    assert settings.model == "smollm2-135m"
+    assert f":{settings.metrics_port}/readyz" in SERVICES[name]["healthcheck"]["test"][-1]

@@ -1,4 +1,4 @@
-"""The house rules that a machine can hold: sizes, docstrings, documents that stay true."""
+"""The house rules that a machine can hold: sizes, docstrings, names, dependencies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from support.repository import (
-    ROOT,
-    below,
-    fences,
-    files,
-    make_targets,
-    num_lines,
-    shell_lines,
-    tree,
-)
+from support.repository import ROOT, below, files, num_lines, tree
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 SOURCE = ("producer", "worker")
-DOCUMENTS = tuple(path for path in files(".md"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -89,7 +79,7 @@ def test_tests_have_at_least_as_many_lines_as_source() -> None:
 
 def test_test_files_have_names_of_their_own() -> None:
     """No two test modules share a name, and no test folder is a package."""
-    names = [path.name for path in below("tests")]
+    names = [path.name for path in below("tests") if path.name != "conftest.py"]
     assert sorted(set(names)) == sorted(names)
     assert "__init__.py" not in names
 
@@ -144,55 +134,9 @@ def test_torch_is_one_version_on_cpu_and_a_range_on_cuda() -> None:
     assert not any("torch" in line for line in extras["engine"])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name_of)
-def test_links_lead_somewhere(document: Path) -> None:
-    """Every relative link of a document names a file or folder of the repository."""
-    targets = re.findall(r"\]\((?!\w+:|#)([^)#]+)", document.read_text(encoding="utf-8"))
-    dead = [target for target in targets if not (document.parent / target).exists()]
-    assert dead == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name_of)
-def test_paths_in_documents_exist(document: Path) -> None:
-    """Every path into the tree that a document spells out exists."""
-    pattern = r"`((?:tests|examples|docs|producer|worker|benchmarks|docker)/[\w./-]*)`"
-    named = re.findall(pattern, document.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=_name_of)
-def test_make_targets_in_documents_exist(document: Path) -> None:
-    """Every `make target` of a shell block is one that `make` lists."""
-    named = {
-        word
-        for line in shell_lines(document)
-        if line.startswith("make ")
-        for word in line.split()[1:]
-        if "=" not in word
-    }
-    assert named <= make_targets()
-
-
 def test_the_two_commands_of_a_fresh_machine_need_nothing_before_them() -> None:
     """`make demo` and `make test` set everything up themselves."""
     makefile = (ROOT / "Makefile").read_text()
     for target in ("demo", "test"):
         assert re.search(rf"^{target}: model\b", makefile, re.MULTILINE)
     assert re.search(r"^model: \$\(STAMP\)", makefile, re.MULTILINE)
-
-
-def test_ci_runs_the_commands_of_the_readme() -> None:
-    """CI and a developer run the same targets."""
-    script = (ROOT / ".ci/run").read_text()
-    ran = re.findall(r"^make (\w+)$", script, re.MULTILINE)
-    assert ran == ["setup", "check", "test"]
-    assert {f"make {target}" for target in ran} <= set(shell_lines(ROOT / "README.md"))
-
-
-def test_the_first_screen_of_the_readme_is_short() -> None:
-    """A drawing of at most six lines, two installs, twelve lines of code, one to start a worker."""
-    drawing, install, code, worker = fences(ROOT / "README.md")[:4]
-    assert len(drawing.text.splitlines()) <= 6
-    assert len(install.text.splitlines()) == 2
-    assert len(code.text.splitlines()) <= 12
-    assert len(worker.text.splitlines()) == 1
