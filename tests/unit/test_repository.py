@@ -134,6 +134,14 @@ def test_torch_is_one_version_on_cpu_and_a_range_on_cuda() -> None:
     assert not any("torch" in line for line in extras["engine"])
 
 
+def test_the_rule_for_a_light_client_names_every_module_of_it() -> None:
+    """A new module of the client is under the import rule from its first day."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    package = ROOT / "producer/headrace"
+    modules = {f"headrace.{path.stem}" for path in package.glob("*.py")} - {"headrace.__init__"}
+    assert set(contracts["contracts"][0]["source_modules"]) == modules
+
+
 def test_the_two_commands_of_a_fresh_machine_need_nothing_before_them() -> None:
     """`make demo` and `make test` set everything up themselves."""
     makefile = (ROOT / "Makefile").read_text()
