@@ -73,7 +73,8 @@ class AttentionBackend(ABC):
     """Owns the KV cache and computes attention over it.
 
     The order of calls in a step is ``begin(batch)`` once, then for each layer ``write_kv`` and
-    ``attend``. Block 0 is the trash block: it may be written by padding rows and is never read by a live row.
+    ``attend``. Block 0 is the trash block: it may be written by padding rows and is never read by a
+    live row.
     """
 
     name: ClassVar[str]
