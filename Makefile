@@ -43,7 +43,7 @@ test: model ## run every test that this machine can run
 
 test-redis: model ## run the tests that need a server, on Valkey and on an installed redis-server
 	@command -v redis-server >/dev/null || { echo 'install redis-server first'; exit 1; }
-	$(TEST_ENV) $(BIN)/python -m pytest tests/contract tests/integration tests/chaos $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest tests/fundamentals tests/contract tests/integration tests/chaos $(PYTEST_ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
