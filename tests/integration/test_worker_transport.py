@@ -1,0 +1,242 @@
+"""The transport against real servers: what it refuses, what it repeats, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import structlog
+
+from headrace.errors import ConfigurationError, TransportError
+from headrace.functions import Held
+from headrace.keys import Keys
+from headrace.types import RequestState
+from headrace_worker.serving.ports import Room
+from headrace_worker.transport.connection import Connections, check_server
+from headrace_worker.transport.control import ControlListener
+from headrace_worker.transport.housekeeping import Housekeeper, repeat
+from headrace_worker.transport.link import Link
+from headrace_worker.transport.queue import RedisQueue
+from support.queue_driver import QueueDriver
+from support.servers import Server, free_port, running_server
+from support.tcp_proxy import TcpProxy
+from support.waiting import eventually_async
+from support.worker_fixtures import ON_VALKEY
+
+ROOM = Room(free_seqs=2, free_tokens=100, total_tokens=100)
+
+
+@pytest.fixture
+async def connections(server: Server) -> AsyncIterator[Connections]:
+    """Give the worker's two clients."""
+    async with Connections(server.url, lease_s=1.5) as connections:
+        yield connections
+
+
+def queue_over(connections: Connections, queue: Keys) -> RedisQueue:
+    """Return the queue as worker w1 sees it."""
+    link = Link(connections.commands)
+    return RedisQueue(link, connections.blocking, queue, worker_id="w1", lease_s=1.5, max_strikes=3)
+
+
+async def test_a_claim_whose_reply_was_lost_gets_the_same_grants(
+    driver: QueueDriver, queue: Keys, server: Server
+) -> None:
+    """Nothing is orphaned: the next claim, with other room, returns what the first was granted."""
+    for number in range(4):
+        driver.enqueue(f"r{number}")
+    async with TcpProxy(server.socket_path) as proxy, Connections(proxy.url, 1.5) as connections:
+        remote = queue_over(connections, queue)
+        await remote.depth()
+        proxy.lose_replies(b"headrace_1_claim")
+        with pytest.raises(TransportError):
+            await remote.claim(ROOM)
+        again = await remote.claim(Room(free_seqs=4, free_tokens=1, total_tokens=100))
+        assert [grant.request_id for grant in again.grants] == ["r0", "r1"]
+        following = await remote.claim(ROOM)
+        assert [grant.request_id for grant in following.grants] == ["r2", "r3"]
+
+
+async def test_an_enqueue_wakes_whoever_waits(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """The wait ends with the news, long before its time is over."""
+    remote = queue_over(connections, queue)
+    cursor = (await remote.claim(ROOM)).wake_cursor
+    waiting = asyncio.create_task(remote.wait_for_work(cursor, timeout_s=10))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(driver.enqueue)
+    await asyncio.wait_for(waiting, 2)
+
+
+@ON_VALKEY
+async def test_released_requests_come_back_with_a_strike_or_without(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """The strike is for an engine that died, not for a worker that leaves."""
+    remote = queue_over(connections, queue)
+    driver.enqueue("r1")
+    for expected, strike in ((0, False), (1, True)):
+        (grant,) = (await remote.claim(ROOM)).grants
+        assert await remote.release([grant.held], strike=strike) == 1
+        status = await remote.status(grant.held)
+        assert status is not None
+        assert (status.state, status.strikes) == (RequestState.QUEUED, expected)
+    (grant,) = (await remote.claim(ROOM)).grants
+    await remote.release([grant.held], strike=False)
+
+
+@ON_VALKEY
+async def test_a_renewal_names_what_is_lost(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """A request that is held stays, one of an old epoch is lost."""
+    remote = queue_over(connections, queue)
+    driver.enqueue("r1")
+    (grant,) = (await remote.claim(ROOM)).grants
+    old = Held(grant.tenant, grant.request_id, grant.epoch - 1 or 7)
+    assert await remote.renew([grant.held, old]) == (old,)
+
+
+@ON_VALKEY
+async def test_a_cancel_arrives_as_a_hint(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """The control channel names tenant and request; ids with colons survive."""
+    heard: list[tuple[str, str]] = []
+    listener = ControlListener(
+        connections.blocking, queue, lambda tenant, request_id: heard.append((tenant, request_id))
+    )
+    running = asyncio.create_task(listener.run())
+    driver.enqueue("order:42")
+    driver.grant()
+
+    async def is_subscribed() -> bool:
+        return bool(driver.client.pubsub_numsub(queue.control)[0][1])
+
+    async def has_heard() -> bool:
+        return heard == [("acme", "order:42")]
+
+    try:
+        await eventually_async(is_subscribed)
+        driver.cancel("order:42")
+        await eventually_async(has_heard)
+    finally:
+        running.cancel()
+
+
+@ON_VALKEY
+async def test_a_sweep_tells_whom_it_buried(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """A request whose holders vanished, the last one alone with it, is logged as a dead letter."""
+    housekeeper = Housekeeper(
+        Link(connections.commands), queue, worker_id="w1", lease_s=0.001, max_strikes=2
+    )
+
+    async def is_taken_back() -> bool:
+        await housekeeper.reap()
+        return driver.status("r1").state is not RequestState.RUNNING
+
+    driver.enqueue("r1")
+    with structlog.testing.capture_logs() as events:
+        for _ in range(2):
+            driver.grant("vanished", max_strikes=2)
+            await eventually_async(is_taken_back)
+    assert [(e["event"], e["request_id"]) for e in events] == [("request.dead_lettered", "r1")]
+    driver.client.flushall()
+
+
+@ON_VALKEY
+async def test_an_outage_is_logged_once_each_way(queue: Keys, server: Server) -> None:
+    """However many calls fail, one line tells that Redis is gone and one that it is back."""
+    async with TcpProxy(server.socket_path) as proxy, Connections(proxy.url, 0.3) as connections:
+        remote = queue_over(connections, queue)
+        with structlog.testing.capture_logs() as events:
+            await remote.depth()
+            proxy.is_silent = True
+            for _ in range(3):
+                with pytest.raises(TransportError):
+                    await remote.depth()
+            proxy.is_silent = False
+            await remote.depth()
+            await remote.depth()
+    assert [event["event"] for event in events] == ["redis.disconnected", "redis.reconnected"]
+
+
+@ON_VALKEY
+async def test_full_memory_is_one_outage_although_renewals_succeed(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """What Redis refuses and what it grants take turns, and the log stays quiet about it."""
+    remote = queue_over(connections, queue)
+    driver.enqueue("r1")
+    (grant,) = (await remote.claim(ROOM)).grants
+    with structlog.testing.capture_logs() as events:
+        driver.client.config_set("maxmemory", "1")
+        try:
+            for _ in range(3):
+                with pytest.raises(TransportError):
+                    await remote.claim(ROOM)
+                assert await remote.renew([grant.held]) == ()
+        finally:
+            driver.client.config_set("maxmemory", "0")
+        await remote.claim(ROOM)
+    assert [event["event"] for event in events] == ["redis.disconnected", "redis.reconnected"]
+
+
+async def test_a_safe_server_is_accepted(connections: Connections) -> None:
+    """noeviction is fine; a server without an append-only file is warned about."""
+    warnings = await check_server(connections.commands)
+    assert len(warnings) == 1
+    assert "appendonly" in warnings[0]
+
+
+async def test_an_evicting_server_is_refused() -> None:
+    """The policy is named."""
+    with running_server("valkey", {"maxmemory-policy": "volatile-lru"}) as server:
+        async with Connections(server.url, 1.5) as connections:
+            with pytest.raises(ConfigurationError, match="volatile-lru"):
+                await check_server(connections.commands)
+
+
+@ON_VALKEY
+async def test_a_server_that_hides_its_settings_is_warned_about(
+    driver: QueueDriver, connections: Connections
+) -> None:
+    """Managed servers refuse CONFIG; then only the operator can know."""
+    driver.client.acl_setuser("shy", enabled=True, nopass=True, commands=["+@all", "-config"])
+    try:
+        await connections.commands.execute_command("AUTH", "shy", "x")  # type: ignore[no-untyped-call]
+        (warning,) = await check_server(connections.commands)
+        assert "CONFIG" in warning
+    finally:
+        driver.client.acl_deluser("shy")
+
+
+async def test_an_unreachable_server_is_a_transport_error() -> None:
+    """Nobody listens there."""
+    async with Connections(f"redis://127.0.0.1:{free_port()}", 1.5) as connections:
+        with pytest.raises(TransportError):
+            await check_server(connections.commands)
+
+
+async def test_chores_go_on_after_a_failure() -> None:
+    """A chore that Redis refuses is done again at its next turn."""
+    turns = 0
+
+    async def fail_once() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            raise TransportError("Redis: down")
+
+    async def twice() -> bool:
+        return turns >= 2
+
+    running = asyncio.create_task(repeat(0.001, fail_once))
+    try:
+        await eventually_async(twice)
+    finally:
+        running.cancel()
