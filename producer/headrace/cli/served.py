@@ -1,0 +1,137 @@
+"""Where a command's queue lives: the given Redis, or the embedded server with its own worker."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import redis.asyncio
+
+from headrace.cli.embedded import embedded_server
+from headrace.cli.exits import CommandError
+from headrace.cli.keeper import lock_within
+from headrace.cli.options import DEFAULT_TENANT
+from headrace.cli.running import heed_cancellation
+from headrace.cli.supervisor import WorkerCommand, WorkerSupervisor, worker_program
+from headrace.cli.workers import WorkerInfo, list_workers
+from headrace.client import AsyncClient
+from headrace.connections import ConnectionSettings
+from headrace.folders import state_folder
+from headrace.keys import Keys
+
+LOOK_EVERY_S = 1.0
+MAX_CONNECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command finds its queue."""
+
+    url: str
+    queue: str
+    tenant: str
+    lock_fd: int | None = None  # holds an embedded server up; None: it is somebody else's server
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the command brought the server, and so has to bring the worker."""
+        return self.lock_fd is not None
+
+    @property
+    def keys(self) -> Keys:
+        """The key names of the queue."""
+        return Keys(self.queue)
+
+    def client(self, **settings: Any) -> AsyncClient:
+        """Return a client of the queue."""
+        return AsyncClient(self.url, queue=self.queue, tenant=self.tenant, **settings)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[redis.asyncio.Redis]:
+        """Yield a connection for what no client does."""
+        connection = ConnectionSettings(self.url, MAX_CONNECTIONS).commands()
+        try:
+            yield connection
+        finally:
+            await connection.aclose()
+
+
+@contextmanager
+def served(redis_url: str | None, queue: str, tenant: str = DEFAULT_TENANT) -> Iterator[Place]:
+    """Yield the given server, or start or join the embedded one for as long as the block lasts."""
+    Keys(queue)  # a bad name is refused before anything starts
+    if redis_url is not None:
+        yield Place(redis_url, queue, tenant)
+        return
+    with embedded_server(state_folder()) as server:
+        yield Place(server.url, queue, tenant, server.lock_fd)
+
+
+def worker_for(place: Place, model: str) -> Coroutine[Any, Any, None] | None:
+    """Return what keeps a worker on the queue; None where that is somebody else's business.
+
+    A worker of another command on the embedded server is used for as long as it lives. Raises
+    ConfigurationError when no worker is installed, and CommandError, while it runs, when the worker
+    cannot start.
+    """
+    if not place.is_embedded:
+        return None
+    worker_program()  # a missing extra is said before anything is enqueued
+    return _keep_served(place, model)
+
+
+def serving_lock(queue: str) -> int:
+    """Open the lock that a worker of the embedded server holds while it serves a queue."""
+    path = state_folder() / "valkey" / f"serving-{queue}.lock"
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+async def _keep_served(place: Place, model: str) -> None:
+    """See to it that the queue has a worker, until cancelled."""
+    worker_id = f"command-{os.getpid()}-{secrets.token_hex(3)}"
+    lock_fd = serving_lock(place.queue)
+    try:
+        async with place.connected() as connection:
+
+            async def is_serving() -> bool:
+                workers = await list_workers(connection, place.keys)
+                return any(worker.worker_id == worker_id for worker in workers)
+
+            # The kernel frees the lock of a worker that died; a heartbeat would tell much later.
+            while not lock_within(lock_fd, fcntl.LOCK_EX, 0):
+                _check_model(await list_workers(connection, place.keys), model)
+                heed_cancellation()
+                await asyncio.sleep(LOOK_EVERY_S)
+            await WorkerSupervisor(_command(place, model, worker_id, lock_fd), is_serving).keep()
+    finally:
+        os.close(lock_fd)
+
+
+def _command(place: Place, model: str, worker_id: str, lock_fd: int) -> WorkerCommand:
+    assert place.lock_fd is not None
+    arguments = ("--redis-url", place.url, "--queue", place.queue, "--model", model)
+    return WorkerCommand(
+        (*arguments, "--worker-id", worker_id),
+        state_folder() / "worker.log",
+        (place.lock_fd, lock_fd),
+    )
+
+
+def _check_model(workers: tuple[WorkerInfo, ...], model: str) -> None:
+    """Refuse to ask one model what was meant for another."""
+    path = PurePath(model)
+    names = {model, path.name, path.stem, os.environ.get("HEADRACE_SERVED_MODEL_NAME")}
+    for worker in workers:
+        served_model = worker.facts.get("model")
+        if served_model is not None and served_model not in names:
+            raise CommandError(
+                f"worker {worker.worker_id} serves this queue with model {served_model!r}, not "
+                f"{model!r}; stop it, or give --queue another name"
+            )

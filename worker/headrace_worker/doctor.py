@@ -1,0 +1,100 @@
+"""What this machine can serve: device, backend and model, as JSON for ``headrace doctor``.
+
+``python -m headrace_worker.doctor --model NAME --device auto`` prints one list of findings. Nothing
+is loaded but the model's metadata, so it is quick for models of any size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.units import format_bytes
+from headrace_worker.catalogue import CatalogueError, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str  # what: device, backend, model
+    ok: bool
+    detail: str  # what was found
+    mend: str = ""  # what to do when it is not ok
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the findings; return 0 whatever they say, since saying it is the job."""
+    parser = argparse.ArgumentParser("headrace doctor")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args(arguments)
+    findings = [*_look_at_device(options.device), _look_at_model(options.model)]
+    sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
+    return 0
+
+
+def _look_at_device(name: str) -> Iterator[Finding]:
+    import torch
+
+    from headrace_worker.attention import available_backends
+    from headrace_worker.engine.errors import SettingsError
+    from headrace_worker.engine.loader import choose_device, choose_dtype
+
+    try:
+        device = choose_device(name)
+    except SettingsError as error:
+        yield Finding("device", False, str(error), "give --device auto, or install a CUDA build")
+        return
+    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    yield Finding("device", True, f"{_describe_device(device)}, {dtype}, torch {torch.__version__}")
+    backends = available_backends(device)
+    yield Finding(
+        "backend", bool(backends), ", ".join(backends) or f"none for {device.type}", "see the docs"
+    )
+
+
+def _describe_device(device: object) -> str:
+    import torch
+
+    assert isinstance(device, torch.device)
+    if device.type != "cuda":
+        return f"{device.type}, {torch.get_num_threads()} threads"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{device}, {properties.name}, {format_bytes(properties.total_memory)}"
+
+
+def _look_at_model(name: str) -> Finding:
+    from headrace_worker.model.config import read_config
+    from headrace_worker.model.errors import ModelLoadError
+    from headrace_worker.model.gguf import GgufModel
+    from headrace_worker.model.source import locate_model
+
+    try:
+        files = locate_model(resolve(name))
+        config = GgufModel(files.path).config if files.is_gguf else read_config(files.path)
+    except CatalogueError as error:
+        return Finding("model", False, str(error), "headrace pull lists the names that are known")
+    except ModelLoadError as error:
+        return Finding("model", False, f"{name}: {error}", "give --model another model")
+    kv_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return Finding(
+        "model",
+        True,
+        f"{name} ({config.architecture}, {config.num_layers} layers, context "
+        f"{config.max_position_embeddings}, {format_bytes(2 * kv_values)} of 16-bit KV a token, "
+        f"{format_bytes(_size_of(files.path))} on disk)",
+    )
+
+
+def _size_of(path: Path) -> int:
+    files = path.rglob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
