@@ -63,6 +63,16 @@ def join_server(state: Path) -> EmbeddedServer:
     return EmbeddedServer(f"unix://{quote(socket_path)}", folder, users)
 
 
+def wait_until_stopped(state: Path) -> None:
+    """Return when no server uses the folder any more; raises TransportError when one stays."""
+    lock = os.open(state / "valkey" / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not keeper.lock_within(lock, fcntl.LOCK_EX, keeper.LOCK_TIMEOUT_S):
+            raise TransportError(f"the embedded server in {state} does not stop")
+    finally:
+        os.close(lock)
+
+
 def _start_once(folder: Path, socket_path: str) -> None:
     """Start the server unless it answers; among several newcomers one starts it."""
     starting = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)

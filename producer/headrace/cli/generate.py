@@ -82,7 +82,7 @@ async def _stream(
     place: Place, prompt: str | None, request: RequestOptions, quiet: bool
 ) -> ExitCode:
     # A worker of our own has to load its model first.
-    patience = Timeout(first_chunk=START_TIMEOUT_S) if place.is_embedded else Timeout()
+    patience = Timeout(first_chunk=START_TIMEOUT_S) if place.embedded else Timeout()
     async with (
         place.client(timeout=patience) as client,
         client.stream(prompt, **request) as stream,

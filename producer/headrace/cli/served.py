@@ -9,12 +9,12 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import redis.asyncio
 
-from headrace.cli.embedded import embedded_server
+from headrace.cli.embedded import EmbeddedServer, embedded_server
 from headrace.cli.exits import CommandError
 from headrace.cli.keeper import lock_within
 from headrace.cli.options import DEFAULT_TENANT
@@ -37,12 +37,7 @@ class Place:
     url: str
     queue: str
     tenant: str
-    lock_fd: int | None = None  # holds an embedded server up; None: it is somebody else's server
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether the command brought the server, and so has to bring the worker."""
-        return self.lock_fd is not None
+    embedded: EmbeddedServer | None = None  # None: it is somebody else's server
 
     @property
     def keys(self) -> Keys:
@@ -64,39 +59,48 @@ class Place:
 
 
 @contextmanager
-def served(redis_url: str | None, queue: str, tenant: str = DEFAULT_TENANT) -> Iterator[Place]:
-    """Yield the given server, or start or join the embedded one for as long as the block lasts."""
+def served(
+    redis_url: str | None, queue: str, tenant: str = DEFAULT_TENANT, *, state: Path | None = None
+) -> Iterator[Place]:
+    """Yield the given server, or start or join the embedded one for as long as the block lasts.
+
+    ``state`` is another folder for the embedded one than the usual.
+    """
     Keys(queue)  # a bad name is refused before anything starts
     if redis_url is not None:
         yield Place(redis_url, queue, tenant)
         return
-    with embedded_server(state_folder()) as server:
-        yield Place(server.url, queue, tenant, server.lock_fd)
+    with embedded_server(state or state_folder()) as server:
+        yield Place(server.url, queue, tenant, server)
 
 
-def worker_for(place: Place, model: str) -> Coroutine[Any, Any, None] | None:
+def worker_for(
+    place: Place, model: str, extra: tuple[str, ...] = ()
+) -> Coroutine[Any, Any, None] | None:
     """Return what keeps a worker on the queue; None where that is somebody else's business.
 
-    A worker of another command on the embedded server is used for as long as it lives. Raises
+    A worker of another command on the embedded server is used for as long as it lives. ``extra``
+    are more arguments for one of our own. Raises
     ConfigurationError when no worker is installed, and CommandError, while it runs, when the worker
     cannot start.
     """
-    if not place.is_embedded:
+    if place.embedded is None:
         return None
     worker_program()  # a missing extra is said before anything is enqueued
-    return _keep_served(place, model)
+    return _keep_served(place, place.embedded, ("--model", model, *extra), model)
 
 
-def serving_lock(queue: str) -> int:
+def serving_lock(server: EmbeddedServer, queue: str) -> int:
     """Open the lock that a worker of the embedded server holds while it serves a queue."""
-    path = state_folder() / "valkey" / f"serving-{queue}.lock"
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    return os.open(server.folder / f"serving-{queue}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
-async def _keep_served(place: Place, model: str) -> None:
+async def _keep_served(
+    place: Place, server: EmbeddedServer, arguments: tuple[str, ...], model: str
+) -> None:
     """See to it that the queue has a worker, until cancelled."""
     worker_id = f"command-{os.getpid()}-{secrets.token_hex(3)}"
-    lock_fd = serving_lock(place.queue)
+    lock_fd = serving_lock(server, place.queue)
     try:
         async with place.connected() as connection:
 
@@ -109,19 +113,18 @@ async def _keep_served(place: Place, model: str) -> None:
                 _check_model(await list_workers(connection, place.keys), model)
                 heed_cancellation()
                 await asyncio.sleep(LOOK_EVERY_S)
-            await WorkerSupervisor(_command(place, model, worker_id, lock_fd), is_serving).keep()
+            command = WorkerCommand(
+                (*_address(place), "--worker-id", worker_id, *arguments),
+                server.folder.parent / "worker.log",
+                (server.lock_fd, lock_fd),
+            )
+            await WorkerSupervisor(command, is_serving).keep()
     finally:
         os.close(lock_fd)
 
 
-def _command(place: Place, model: str, worker_id: str, lock_fd: int) -> WorkerCommand:
-    assert place.lock_fd is not None
-    arguments = ("--redis-url", place.url, "--queue", place.queue, "--model", model)
-    return WorkerCommand(
-        (*arguments, "--worker-id", worker_id),
-        state_folder() / "worker.log",
-        (place.lock_fd, lock_fd),
-    )
+def _address(place: Place) -> tuple[str, ...]:
+    return ("--redis-url", place.url, "--queue", place.queue)
 
 
 def _check_model(workers: tuple[WorkerInfo, ...], model: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -162,5 +163,14 @@ class WorkerSupervisor:
         with self._command.log_path.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
-        shown = "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
+        shown = "\n".join(f"  {_readable(line)}" for line in lines[-LOG_TAIL_LINES:])
         return f"{shown}\n(all of it: {self._command.log_path})"
+
+
+def _readable(line: str) -> str:
+    """Return a line of the log for people: the event and why, where it is a line of JSON."""
+    try:
+        facts = json.loads(line)
+        return f"{facts['event']}: {facts.get('reason') or facts.get('error') or facts['level']}"
+    except (ValueError, TypeError, KeyError):
+        return line

@@ -33,7 +33,7 @@ def worker(context: typer.Context) -> NoReturn:
     if not wants_help and not setting("redis-url", arguments, os.environ):
         server = join_server(state_folder())
         queue = setting("queue", arguments, os.environ) or DEFAULT_QUEUE
-        serving_fd = serving_lock(Keys(queue).queue)
+        serving_fd = serving_lock(server, Keys(queue).queue)
         lock_within(serving_fd, fcntl.LOCK_SH, 0)  # there may be several such workers
         # The worker holds both from here on, so the server stays up as long as it lives.
         for descriptor in (server.lock_fd, serving_fd):

@@ -27,6 +27,12 @@ class Metrics:
             "prompt_tokens_cached", "Of these, tokens found in the prefix cache"
         )
         self._generated = self._counter("generation_tokens", "Tokens sampled")
+        self._scheduled_tokens = self._counter(
+            "scheduled_tokens", "Tokens computed, prefill and decode, over all steps"
+        )
+        self._scheduled_seqs = self._counter(
+            "scheduled_sequences", "Sequences in the batch, summed over all steps"
+        )
         self._preemptions = self._counter("num_preemptions", "Sequences sent back to waiting")
         self._reclaimed = self._counter("deliveries_reclaimed", "Requests taken over from others")
         self._restarts = self._counter("engine_restarts", "Engine processes started again")
@@ -45,6 +51,8 @@ class Metrics:
     def observe_step(self, outcome: StepOutcome) -> None:
         """Take one step of the engine into account."""
         self._generated.inc(len(outcome.tokens))
+        self._scheduled_tokens.inc(outcome.num_scheduled_tokens)
+        self._scheduled_seqs.inc(outcome.num_running)
         self._preemptions.inc(len(outcome.preempted))
         self._running.set(outcome.num_running)
         self._waiting.set(outcome.num_waiting)
