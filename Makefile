@@ -36,7 +36,7 @@ model: $(STAMP) ## fetch the demo model, SmolLM2-135M-Instruct, unless it is the
 	$(BIN)/headrace pull $(MODEL)
 
 demo: model ## answer examples/prompts.jsonl with the demo model on this machine
-	$(BIN)/headrace run-batch -i examples/prompts.jsonl -o build/demo-results.jsonl
+	$(BIN)/headrace demo
 
 test: model ## run every test that this machine can run
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
