@@ -41,9 +41,9 @@ def test_skewed_requests_all_complete_and_equal_the_oracle(
 def test_a_pool_that_is_too_small_for_all_answers_all(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
-    """With KV blocks for two or three requests at a time, twenty are answered, some recomputed."""
-    asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(20)]
-    enqueue(driver, *asked)
+    """Requests that cost more than they said: some are computed again, all are answered."""
+    asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(12)]
+    enqueue(driver, *asked, cost=5)
     worker = farm.start(engine=("--num-blocks", "12"))
     wait_for_ends(driver, *asked)
     for request in asked:
