@@ -68,7 +68,7 @@ def variant(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Loaded
     family, options = VARIANTS[request.param]
     source = build_tiny_model(family, **options)
     source.save_pretrained(tmp_path)
-    return source, load_model(tmp_path, dtype=torch.float32, device=CPU)
+    return source, load_model(tmp_path, dtype=torch.float32, device=CPU).packed()
 
 
 @pytest.fixture(params=available_backends(CPU))
@@ -167,7 +167,7 @@ def test_the_demo_model_answers_like_transformers() -> None:
         )["input_ids"]
         for question in ("Why is the sky blue?", "Name three rivers.", "What is 7 times 8?")
     ]
-    model = load_model(path, dtype=torch.float32, device=CPU)
+    model = load_model(path, dtype=torch.float32, device=CPU).packed()
     run = PackedRun(model, create_backend(None, CPU), prompts, room=20)
     ids = run.generate(20, chunk=24)
     source = _demo_model_of_transformers(path)

@@ -34,7 +34,7 @@ def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
         torch.set_num_threads(settings.num_threads)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    model = load_model(settings.model, dtype=dtype, device=device)
+    model = load_model(settings.model, dtype=dtype, device=device).packed()
     backend = create_backend(settings.attention_backend, device)
     parts = _Parts(settings, model, backend, device, dtype)
     max_model_len = parts.choose_max_model_len()  # before the memory is taken
@@ -59,10 +59,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype meant by a setting: bfloat16 where the device has instructions for it."""
+    """Return the dtype meant by a setting.
+
+    On a CPU that is float32 unless asked: only there is an answer the same whatever shares the
+    batch, and so the same after a takeover.
+    """
     if name == "auto":
-        has_bf16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if has_bf16 else torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in _DTYPES:
         raise SettingsError(f"unknown dtype {name!r}; known are auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]

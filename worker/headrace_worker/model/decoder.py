@@ -62,9 +62,21 @@ class Decoder:
             slots["lm_head.weight"] = self.head.weight
         return slots
 
+    def pack(self) -> int:
+        """Lay the filled weights out for the device; ``parameters`` is over then.
+
+        Returns the bytes that this takes beyond ``weights_bytes``: the copy of a tied embedding.
+        """
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                linear.pack()
+        is_tied = self.config.tie_word_embeddings
+        self.head.pack(keep_weight=is_tied)
+        return self.embedding.nbytes if is_tied and self.head.is_packed else 0
+
     @property
     def weights_bytes(self) -> int:
-        """Memory of weights and rotary tables, tied weights counted once."""
+        """Memory of weights and rotary tables before packing, tied weights counted once."""
         tables = (self.rotary.cos, self.rotary.signed_sin)
         return sum(tensor.nbytes for tensor in (*self.parameters().values(), *tables))
 
