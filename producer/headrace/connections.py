@@ -23,7 +23,11 @@ BLOCK_S = 5.0
 """Longest blocking read; a longer wait is a row of them."""
 
 BLOCK_MARGIN_S = 5.0
-"""The socket of a blocking read waits this much longer than Redis does, or it gives up first."""
+"""A blocking read is given up this much later than Redis should have answered."""
+
+SYNC_BLOCK_S = 2.0
+SYNC_BLOCK_MARGIN_S = 3.0
+"""The same for a thread: nothing else can end its wait when the network swallows everything."""
 
 POOL_WAIT_S = 60.0
 """A call waits this long for a free connection of its pool before it fails."""
@@ -57,20 +61,20 @@ class ConnectionSettings:
         return self.max_connections - self.num_readers
 
     def commands(self) -> redis.asyncio.Redis:
-        """Return the pool for short calls."""
+        """Return the pool for short calls; its user bounds their number and their time."""
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             self.url,
             max_connections=self.num_commands,
             timeout=POOL_WAIT_S,
-            **_COMMANDS,
+            health_check_interval=HEALTH_CHECK_S,
             **_asyncio_options(),
         )
         return redis.asyncio.Redis.from_pool(pool)
 
     def reader(self) -> redis.asyncio.Redis:
-        """Return one connection for blocking reads."""
+        """Return one connection for blocking reads; its user bounds their time."""
         return redis.asyncio.Redis.from_url(
-            self.url, single_connection_client=True, **_READS, **_asyncio_options()
+            self.url, single_connection_client=True, **_asyncio_options()
         )
 
     def commands_sync(self) -> redis.Redis:
@@ -79,7 +83,8 @@ class ConnectionSettings:
             self.url,
             max_connections=self.num_commands,
             timeout=POOL_WAIT_S,
-            **_COMMANDS,
+            socket_timeout=COMMAND_TIMEOUT_S,
+            health_check_interval=HEALTH_CHECK_S,
             **_sync_options(),
         )
         return redis.Redis.from_pool(pool)
@@ -90,17 +95,10 @@ class ConnectionSettings:
             self.url,
             max_connections=self.num_readers,
             timeout=POOL_WAIT_S,
-            **_READS,
+            socket_timeout=SYNC_BLOCK_S + SYNC_BLOCK_MARGIN_S,
             **_sync_options(),
         )
         return redis.Redis.from_pool(pool)
-
-
-_COMMANDS: dict[str, Any] = {
-    "socket_timeout": COMMAND_TIMEOUT_S,
-    "health_check_interval": HEALTH_CHECK_S,
-}
-_READS: dict[str, Any] = {"socket_timeout": BLOCK_S + BLOCK_MARGIN_S}
 
 
 def _common() -> dict[str, Any]:
@@ -115,7 +113,9 @@ def _common() -> dict[str, Any]:
 
 # The client has loops of its own around every call, so redis-py itself never tries twice.
 def _asyncio_options() -> dict[str, Any]:
-    return {**_common(), "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
+    # With a socket timeout, redis-py sends by way of asyncio.wait_for, which in Python 3.11 loses a
+    # cancellation now and then. asyncio.timeout around the whole call does not.
+    return {**_common(), "socket_timeout": None, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
 
 
 def _sync_options() -> dict[str, Any]:

@@ -185,7 +185,8 @@ def _refusals() -> Iterator[None]:
 
 
 def _is_passing(error: Exception) -> bool:
-    if isinstance(error, exceptions.AuthenticationError):
+    # Over a Unix socket, redis-py wraps what the server says to the password.
+    if any(isinstance(e, exceptions.AuthenticationError) for e in (error, error.__cause__)):
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
     refused = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError)

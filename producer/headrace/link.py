@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import redis.asyncio
 from redis import exceptions
 
 from headrace.assembly import LogAssembly
 from headrace.calls import Call, cancel, status
-from headrace.connections import ConnectionSettings
+from headrace.connections import COMMAND_TIMEOUT_S, ConnectionSettings
 from headrace.errors import RequestError, RequestNotFound, TransportError
 from headrace.functions import run
 from headrace.groups import member_id
@@ -35,7 +36,8 @@ class AsyncLink:
         self.keys = keys
         self._retry_s = retry_s  # how long to go on while Redis is away; None: for ever
         self._redis: redis.asyncio.Redis = settings.commands()
-        self.multiplexer = Multiplexer(self._redis, settings.reader, settings.num_readers)
+        self._slots = asyncio.Semaphore(settings.num_commands)
+        self.multiplexer = Multiplexer(self._unblock, settings.reader, settings.num_readers)
         self._is_closed = False
 
     async def call(self, call: Call[T]) -> T:
@@ -57,9 +59,7 @@ class AsyncLink:
 
     async def call_once(self, call: Call[T]) -> T:
         """Call a function without another try; raises TransportError."""
-        if self._is_closed:
-            raise TransportError("the client is closed")
-        return await run(self._redis, call)
+        return await self._in_time(lambda: run(self._redis, call))
 
     async def enqueue(self, submission: Submission, *, withdraw: bool) -> bool:
         """Send all parts; return whether any had ended before; raises RequestError.
@@ -69,7 +69,7 @@ class AsyncLink:
         has_ended = False
         try:
             for part in submission.parts:
-                reply = await self.call(part.call)
+                reply = await _to_its_end(self.call(part.call))
                 if (error := refusal(reply, part.request_id)) is not None:
                     raise error
                 has_ended |= reply.state is not None and reply.state.is_terminal
@@ -118,7 +118,7 @@ class AsyncLink:
     async def read(self, log: LogAssembly) -> Entries:
         """Read a log at once, beside the readers; raises TransportError."""
         try:
-            found = await read_logs(self._redis, [log], None)
+            found = await self._in_time(lambda: read_logs(self._redis, [log], None))
         except (exceptions.RedisError, OSError) as error:
             failure = TransportError(f"Redis: {error}")
             failure.retryable_later = not is_refusal(error)
@@ -130,3 +130,34 @@ class AsyncLink:
         self._is_closed = True
         await self.multiplexer.aclose()
         await self._redis.aclose()
+
+    async def _unblock(self, connection_id: int) -> None:
+        """End a blocking read early; raises redis-py's errors and TransportError."""
+        await self._in_time(lambda: self._redis.client_unblock(connection_id))
+
+    async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run one command as soon as a connection is free; raises TransportError when it hangs."""
+        async with self._slots:
+            if self._is_closed:
+                raise TransportError("the client is closed")
+            try:
+                async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                    return await work()
+            except TimeoutError as error:
+                failure = TransportError(f"Redis did not answer within {COMMAND_TIMEOUT_S:g} s")
+                failure.retryable_later = True
+                raise failure from error
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that a cancellation shall not cut short: it is passed on when the work is done.
+
+    An enqueue that is cut short may reach Redis later than the cancel that shall undo it.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=QUIET_CANCEL_S)
+        task.cancel()
+        raise

@@ -8,13 +8,13 @@ owns its inbox, and is told by an event. What a reader does to an inbox is feed 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import redis.asyncio
 from redis import exceptions
 
 from headrace.assembly import LogAssembly, StreamAssembly
-from headrace.connections import BLOCK_S
+from headrace.connections import BLOCK_MARGIN_S, BLOCK_S, COMMAND_TIMEOUT_S
 from headrace.errors import HeadraceError, ProtocolError, TransportError
 from headrace.patience import delays_s
 from headrace.reading import Entries, is_refusal, read_logs
@@ -78,11 +78,11 @@ class Multiplexer:
 
     def __init__(
         self,
-        commands: redis.asyncio.Redis,
+        unblock: Callable[[int], Awaitable[None]],
         connect: Callable[[], redis.asyncio.Redis],
         max_readers: int,
     ) -> None:
-        self._commands = commands
+        self._unblock = unblock
         self._connect = connect
         self._max_readers = max_readers
         self._readers: list[_Reader] = []
@@ -93,7 +93,7 @@ class Multiplexer:
         reader = min(self._readers, key=lambda reader: reader.num_logs, default=None)
         has_room = reader is not None and reader.num_logs < LOGS_PER_READER
         if reader is None or (not has_room and len(self._readers) < self._max_readers):
-            reader = _Reader(self._commands, self._connect())
+            reader = _Reader(self._unblock, self._connect())
             self._readers.append(reader)
         self._reader_of[inbox] = reader
         reader.add(inbox)
@@ -120,8 +120,10 @@ class Multiplexer:
 class _Reader:
     """One task, one connection, one blocking read at a time."""
 
-    def __init__(self, commands: redis.asyncio.Redis, connection: redis.asyncio.Redis) -> None:
-        self._commands = commands
+    def __init__(
+        self, unblock: Callable[[int], Awaitable[None]], connection: redis.asyncio.Redis
+    ) -> None:
+        self._unblock = unblock  # ends the blocking read of a connection, by its id
         self._connection = connection
         self._connection_id: int | None = None  # as Redis counts; unknown while not connected
         self._inboxes: dict[Inbox, None] = {}  # an ordered set
@@ -146,7 +148,7 @@ class _Reader:
         """Have the next read begin now, over the present set of logs."""
         self._has_news.set()
         if self._is_blocked and (self._nudge is None or self._nudge.done()):
-            self._nudge = asyncio.create_task(self._unblock(), name="headrace-nudge")
+            self._nudge = asyncio.create_task(self._end_read(), name="headrace-nudge")
 
     async def aclose(self) -> None:
         tasks = [self._task, *([self._nudge] if self._nudge else [])]
@@ -176,7 +178,8 @@ class _Reader:
 
     async def _read_once(self) -> None:
         if self._inboxes and self._connection_id is None:
-            self._connection_id = await self._connection.client_id()
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                self._connection_id = await self._connection.client_id()
         self._has_news.clear()
         wanted = self._wanted()  # from here to the read nothing else runs, so no news is missed
         if not wanted:
@@ -196,22 +199,23 @@ class _Reader:
     async def _read(self, logs: Iterable[LogAssembly]) -> list[tuple[LogAssembly, Entries]]:
         self._is_blocked = True
         try:
-            return await read_logs(self._connection, logs, self._block_s)
+            async with asyncio.timeout(self._block_s + BLOCK_MARGIN_S):
+                return await read_logs(self._connection, logs, self._block_s)
         finally:
             self._is_blocked = False
 
-    async def _unblock(self) -> None:
+    async def _end_read(self) -> None:
         """End the blocking read that still has an old set of logs.
 
         The read may not have reached Redis yet, so this asks again until the read has returned.
         """
         while self._is_blocked and self._has_news.is_set() and self._connection_id is not None:
             try:
-                await self._commands.client_unblock(self._connection_id)
+                await self._unblock(self._connection_id)
             except exceptions.ResponseError:
                 self._block_s = SHORT_BLOCK_S
                 return
-            except (exceptions.RedisError, OSError):
+            except (TransportError, exceptions.RedisError, OSError):
                 return  # the read fails as well, and begins anew
             await asyncio.sleep(NUDGE_GAP_S)
 

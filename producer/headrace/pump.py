@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.assembly import LogAssembly, Opened, StreamAssembly
 from headrace.calls import status
-from headrace.connections import BLOCK_S
+from headrace.connections import SYNC_BLOCK_S
 from headrace.errors import HeadraceError, ProtocolError, TransportError
 from headrace.patience import Patience, delays_s, explain_silence
 from headrace.reading import Entries
@@ -61,13 +61,15 @@ class Pump:
         self._delays = delays_s()
         self._was_lost = False  # the last read failed
 
-    def turn(self, flights: Sequence[Flight], at_most_s: float = BLOCK_S) -> None:
+    def turn(self, flights: Sequence[Flight], at_most_s: float = SYNC_BLOCK_S) -> None:
         """Wait for news of any flight, at most so long or until a clock wants attention.
 
         Raises TransportError when Redis refuses to be read; an outage is waited out.
         """
         now_s = time.monotonic()
-        wait_s = min([BLOCK_S, at_most_s, *(flight.patience.wait_s(now_s) for flight in flights)])
+        wait_s = min(
+            [SYNC_BLOCK_S, at_most_s, *(flight.patience.wait_s(now_s) for flight in flights)]
+        )
         owners = {log: flight for flight in flights for log in flight.assembly.unfinished}
         for log, entries in self._read(owners, wait_s):
             owners[log].feed(log, entries)
@@ -99,8 +101,9 @@ class Pump:
         verdict = flight.patience.verdict(now_s)
         if verdict is None and not flight.patience.is_probe_due(now_s):
             return
-        for log in flight.assembly.unfinished:
-            self._probe(flight, log)
+        if not self._was_lost:  # else the question would be lost as well, and take its time
+            for log in flight.assembly.unfinished:
+                self._probe(flight, log)
         if verdict is not None and not flight.has_news:
             flight.failure = verdict
 

@@ -41,7 +41,9 @@ def read_logs_sync(
 def is_refusal(error: Exception) -> bool:
     """Whether a read will fail for ever: wrong password, no permission, wrong type of key."""
     refused = (exceptions.AuthenticationError, exceptions.NoPermissionError)
-    return isinstance(error, refused) or str(error).startswith("WRONGTYPE")
+    # Over a Unix socket, redis-py wraps what the server says to the password.
+    is_refused = isinstance(error, refused) or isinstance(error.__cause__, refused)
+    return is_refused or str(error).startswith("WRONGTYPE")
 
 
 def _by_key(logs: Iterable[LogAssembly]) -> dict[str, list[LogAssembly]]:

@@ -90,10 +90,14 @@ class TokenStream:
         if self._is_consumed:
             raise StreamConsumed(f"the stream of request {self.request_id!r} was iterated before")
         self._is_consumed = True
-        return self
+        return self._chunks(self._opened)
 
-    async def __anext__(self) -> Chunk:
-        inbox = self._opened
+    async def _chunks(self, inbox: Inbox) -> AsyncIterator[Chunk]:
+        while (chunk := await self._next(inbox)) is not None:
+            yield chunk
+
+    async def _next(self, inbox: Inbox) -> Chunk | None:
+        """Wait for the next chunk; None after the last one."""
         self._patience.wait_begins(time.monotonic())
         if not inbox.assembly.is_finished:
             self._patience.refuse_overtime(time.monotonic())
@@ -102,7 +106,7 @@ class TokenStream:
                 return chunk
             if inbox.assembly.is_finished:
                 inbox.assembly.completion()  # raises the request's own error
-                raise StopAsyncIteration
+                return None
             if inbox.failure is not None:
                 raise inbox.failure
             await inbox.wait(self._patience.wait_s(time.monotonic()))

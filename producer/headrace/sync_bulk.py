@@ -107,6 +107,8 @@ class Bulk:
         for flight in list(self._flights):
             if (outcome := _outcome(flight)) is not None:
                 self._flights.remove(flight)
+                if self._cancel_on_exit:
+                    flight.cancel_quietly(self._link)  # what a timeout or an error left unfinished
                 yield outcome
 
 

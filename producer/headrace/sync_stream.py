@@ -81,17 +81,21 @@ class SyncTokenStream:
         if self._is_consumed:
             raise StreamConsumed(f"the stream of request {self.request_id!r} was iterated before")
         self._is_consumed = True
-        return self
+        return self._chunks(self._opened)
 
-    def __next__(self) -> Chunk:
-        flight = self._opened
+    def _chunks(self, flight: Flight) -> Iterator[Chunk]:
+        while (chunk := self._next(flight)) is not None:
+            yield chunk
+
+    def _next(self, flight: Flight) -> Chunk | None:
+        """Wait for the next chunk; None after the last one."""
         flight.patience.wait_begins(time.monotonic())
         while True:
             if (chunk := flight.take()) is not None:
                 return chunk
             if flight.assembly.is_finished:
                 flight.assembly.completion()  # raises the request's own error
-                raise StopIteration
+                return None
             if flight.failure is not None:
                 raise flight.failure
             self._pump.turn([flight])
