@@ -23,8 +23,10 @@ def variable_of(flag: str) -> str:
     return PREFIX + flag.removeprefix("--").partition("/")[0].replace("-", "_").upper()
 
 
-def duration(text: str) -> float:
-    """Read a duration for typer; raises BadParameter."""
+def duration(text: str | float) -> float:
+    """Read a duration for typer, which also hands the default over; raises BadParameter."""
+    if isinstance(text, float):
+        return text
     try:
         return parse_duration(text)
     except ConfigurationError as error:

@@ -1,0 +1,303 @@
+"""The commands on a real server: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main as entry
+from headrace.cli import supervisor
+from headrace.errors import ErrorCode
+from headrace.functions import heartbeat
+from headrace.keys import Keys
+from headrace.testing import FakeWorker
+from support.command import Ended, make_caller, start
+from support.queue_driver import QueueDriver
+from support.waiting import eventually
+
+pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+
+Headrace = Callable[..., Ended]
+
+
+@pytest.fixture
+def headrace(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    redis_url: str,
+    queue: Keys,
+) -> Headrace:
+    """Give the command, pointed at the server and a queue by its environment."""
+    monkeypatch.setenv("HEADRACE_REDIS_URL", redis_url)
+    monkeypatch.setenv("HEADRACE_QUEUE", queue.queue)
+    return make_caller(capfd, monkeypatch)
+
+
+def test_generate_prints_the_answer_and_says_how_long_it_took(
+    headrace: Headrace, redis_url: str, queue: Keys
+) -> None:
+    """The answer alone is on stdout; counts and times are on stderr."""
+    with FakeWorker(redis_url, queue=queue.queue, answers={"Why?": "Because."}):
+        ended = headrace("generate", "Why?")
+    assert (ended.code, ended.out) == (0, "Because.\n")
+    assert "8 tokens after 4" in ended.err
+    assert "TTFT" in ended.err
+
+
+def test_generate_speaks_in_the_chat_template_unless_it_is_raw(
+    headrace: Headrace, redis_url: str, queue: Keys
+) -> None:
+    """A prompt is a user's message, behind the system's if there is one; --raw sends it bare."""
+    with FakeWorker(redis_url, queue=queue.queue) as worker:
+        headrace("generate", "Hi", "--system", "Be brief.")
+        headrace("generate", "Hi", "--raw")
+        chat, raw = worker.requests
+    assert chat.prompt is None
+    assert chat.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    )
+    assert (raw.prompt, raw.messages) == ("Hi", None)
+
+
+def test_sampling_flags_and_variables_reach_the_worker(
+    headrace: Headrace, redis_url: str, queue: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each flag is also a variable, and a flag wins over its variable."""
+    monkeypatch.setenv("HEADRACE_TOP_K", "3")
+    monkeypatch.setenv("HEADRACE_SEED", "1")
+    flags = ["--max-tokens", "2", "--temperature", "0", "--seed", "7", "--stop", "a", "--stop", "b"]
+    with FakeWorker(redis_url, queue=queue.queue) as worker:
+        assert headrace("generate", "Hi there", *flags).out == "Hi\n"
+        sampling = worker.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature) == (2, 0)
+    assert (sampling.top_k, sampling.seed, sampling.stop) == (3, 7, ("a", "b"))
+
+
+def test_generate_reads_a_prompt_from_stdin(
+    headrace: Headrace,
+    redis_url: str,
+    queue: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A dash stands for what comes through the pipe, line feeds and all."""
+    (tmp_path / "prompt").write_text("two\nlines")
+    with (tmp_path / "prompt").open() as stdin, FakeWorker(redis_url, queue=queue.queue):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert headrace("generate", "-", "--quiet") == Ended(0, "two\nlines\n", "")
+
+
+def test_a_refused_request_is_one_line_and_code_one(
+    headrace: Headrace, redis_url: str, queue: Keys
+) -> None:
+    """The worker's "no" is shown without a traceback."""
+    refusal = ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    with FakeWorker(redis_url, queue=queue.queue, fail_with=refusal):
+        ended = headrace("generate", "Hi")
+    assert ended.code == 1
+    assert ended.err.startswith("headrace: request ")
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("generate", "Hi", "--top-p", "3"), "top_p must be in [0, 1], not 3.0"),
+        (("generate", "Hi", "--temperature", "nan"), "temperature must be a finite number"),
+        (("generate", " "), "the prompt is empty"),
+        (("generate", "Hi", "--raw", "--system", "x"), "--raw leaves out"),
+        (("generate", "Hi", "--queue", "a b"), "'a b'"),
+        (("generate", "Hi", "--redis-url", "http://x"), "http://x"),
+        (("generate", "Hi", "--ttl", "soon"), "'soon' is not a duration"),
+        (("generate",), "Missing argument"),
+        (("status", "--nope"), "--nope"),
+        (("dlq", "purge"), "name entries, or give --all"),
+        (("dlq", "replay", "1-0", "--all"), "name entries, or give --all"),
+        (("run-batch", "-i", "/no/such", "-o", "/tmp/x"), "/no/such is not a file"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_wrong_usage_is_code_two(
+    headrace: Headrace, arguments: tuple[str, ...], named: str
+) -> None:
+    """What is wrong is named, nothing is done, and there is no traceback."""
+    ended = headrace(*arguments)
+    assert ended.code == 2
+    assert named in " ".join(ended.err.replace("│", " ").split())
+    assert "Traceback" not in ended.err
+
+
+def test_an_unreachable_server_is_code_three(headrace: Headrace, tmp_path: Path) -> None:
+    """Whatever the command, the exit code tells that Redis is the trouble."""
+    ended = headrace("status", "--redis-url", f"unix://{tmp_path}/none.sock")
+    assert ended.code == 3
+    assert ended.err.startswith("headrace: Redis: ")
+
+
+def test_enqueue_prints_an_id_that_attach_takes(
+    headrace: Headrace, redis_url: str, queue: Keys
+) -> None:
+    """A request can be asked now and read later, all of it or its end."""
+    request_id = headrace("enqueue", "Hello").out.strip()
+    with FakeWorker(redis_url, queue=queue.queue):
+        assert headrace("attach", request_id).out == "Hello\n"
+    assert headrace("attach", request_id, "--after", "3").out == "lo\n"
+
+
+def test_an_id_of_ones_own_makes_asking_idempotent(headrace: Headrace, driver: QueueDriver) -> None:
+    """The same again is the same request; another prompt under the id is a conflict."""
+    ask = ("enqueue", "--request-id", "order-42")
+    assert headrace(*ask, "Hello") == Ended(0, "order-42\n", "")
+    assert headrace(*ask, "Hello").code == 0
+    ended = headrace(*ask, "Goodbye")
+    assert (ended.code, ended.out) == (1, "")
+    assert "order-42" in ended.err
+    headrace("cancel", "order-42")
+
+
+def test_an_unknown_id_is_code_one(headrace: Headrace) -> None:
+    """attach, status and cancel say that the queue does not know it."""
+    for command in ("attach", "status", "cancel"):
+        ended = headrace(command, "nobody")
+        assert ended.code == 1
+        assert "'nobody'" in ended.err
+
+
+def test_status_and_cancel_follow_a_request(headrace: Headrace) -> None:
+    """A queued request is shown as such, and cancelled at once."""
+    headrace("enqueue", "Hello", "--request-id", "r1", "--tenant", "acme", "--priority", "2")
+    known = json.loads(headrace("status", "r1", "--tenant", "acme", "--json").out)
+    assert (known["state"], known["priority"], known["num_tokens"]) == ("queued", 2, 0)
+    ended = headrace("cancel", "r1", "--tenant", "acme")
+    assert "request r1 is cancelled" in ended.err
+    shown = headrace("status", "r1", "--tenant", "acme").out
+    assert "state\tcancelled" in shown
+    assert f"enqueued_at\t{datetime.now(UTC):%Y-}" in shown
+
+
+def test_status_shows_the_queue_and_its_workers(headrace: Headrace, driver: QueueDriver) -> None:
+    """Depth by tenant and the workers' heartbeats are shown, as text and as JSON."""
+    assert "no worker serves" in headrace("status").err
+    headrace("enqueue", "Hello", "--request-id", "r1")
+    info = {"model": "m", "running": 3}
+    driver.run(heartbeat(driver.keys, worker_id="w1", info=info, ttl_ms=60_000))
+    shown = headrace("status").out
+    assert "queued 1 · running 0" in shown
+    assert "default\t1\t0" in shown
+    assert "model=m running=3" in shown
+    values = json.loads(headrace("status", "--json").out)
+    assert (values["queued"], values["workers"][0]["facts"]["model"]) == (1, "m")
+    headrace("cancel", "r1")
+
+
+def test_a_worker_without_a_heartbeat_is_not_shown(headrace: Headrace, driver: QueueDriver) -> None:
+    """A name whose heartbeat has run out, or that only claimed yet, is no worker."""
+    driver.claim("w1")
+    assert json.loads(headrace("status", "--json").out)["workers"] == []
+
+
+def test_dead_letters_are_listed_replayed_and_purged(
+    headrace: Headrace, driver: QueueDriver, redis_url: str, queue: Keys
+) -> None:
+    """A request that took down its worker can be looked at, tried again, and deleted."""
+    for request_id in ("bad-1", "bad-2", "bad-3"):
+        headrace("enqueue", "Hello", "--request-id", request_id)
+        take_down(driver, request_id)
+    letters = [json.loads(line) for line in headrace("dlq", "list", "--json").out.splitlines()]
+    assert [letter["request_id"] for letter in letters] == ["bad-1", "bad-2", "bad-3"]
+    assert "bad-1" in headrace("dlq", "list").out
+    assert headrace("dlq", "replay", letters[0]["entry_id"]).code == 0
+    with FakeWorker(redis_url, queue=queue.queue):
+        assert headrace("attach", "bad-1").out == "Hello\n"
+    assert headrace("dlq", "purge", letters[1]["entry_id"]).code == 0
+    assert headrace("dlq", "purge", "1-1").code == 1
+    assert headrace("dlq", "replay", "1-1").code == 1
+    assert "1 deleted" in headrace("dlq", "purge", "--all").err
+    assert headrace("dlq", "list", "--json").out == ""
+
+
+def take_down(driver: QueueDriver, request_id: str) -> None:
+    """Let workers die of a request, alone, until it is a dead letter."""
+
+    def is_dead() -> bool:
+        for grant in driver.claim(f"victim-of-{request_id}").grants:
+            driver.release(grant, worker_id=f"victim-of-{request_id}", strike=True)
+        status = driver.status(request_id, tenant="default")
+        return status.state.is_terminal
+
+    eventually(is_dead)
+
+
+def test_doctor_names_what_is_wrong_and_how_to_mend_it(
+    headrace: Headrace, driver: QueueDriver
+) -> None:
+    """A server that may evict or forget fails the check, line by line."""
+    driver.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        ended = headrace("doctor", "--model", "nothing")
+    finally:
+        driver.client.config_set("maxmemory-policy", "noeviction")
+    assert ended.code == 1
+    assert "BAD  eviction     maxmemory-policy allkeys-lru" in ended.out
+    assert "mend: CONFIG SET maxmemory-policy noeviction" in ended.out
+    assert "BAD  persistence" in ended.out
+    assert "ok   functions" in ended.out
+    assert "BAD  model        unknown model 'nothing'" in ended.out
+
+
+def test_doctor_goes_on_without_a_server_and_without_a_worker(
+    headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server is a finding like any other; a host without the worker extra is nothing wrong."""
+    monkeypatch.setattr(supervisor, "NEEDED_MODULES", ("torch", "no_such_module"))
+    ended = headrace("doctor", "--redis-url", f"unix://{tmp_path}/none.sock")
+    assert ended.code == 1
+    assert "BAD  server       unreachable" in ended.out
+    assert "note worker       the worker is not installed (no_such_module missing)" in ended.out
+
+
+def test_ctrl_c_cancels_what_generate_asked(
+    redis_url: str, queue: Keys, driver: QueueDriver
+) -> None:
+    """An interrupted command leaves with 130, and its request is not left running."""
+    where = ("--redis-url", redis_url, "--queue", queue.queue)
+    process = start("generate", "Hi", *where)
+    eventually(lambda: driver.depth().queued == 1, timeout_s=20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert driver.depth().queued == 0
+
+
+def test_ctrl_c_leaves_running_what_attach_reads(
+    redis_url: str, queue: Keys, driver: QueueDriver, headrace: Headrace
+) -> None:
+    """attach only looks: the request stays queued when it is interrupted or terminated."""
+    headrace("enqueue", "Hi", "--request-id", "r1")
+    process = start("attach", "r1", "--redis-url", redis_url, "--queue", queue.queue)
+    eventually(lambda: len(driver.client.client_list()) > 3, timeout_s=20)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode in (143, -signal.SIGTERM)
+    assert driver.depth().queued == 1
+    headrace("cancel", "r1")
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(
+    server: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backend that installed only the client gets one line, no traceback."""
+    monkeypatch.setattr(entry, "NEEDED_MODULES", ("typer", "no_such_module"))
+    with pytest.raises(SystemExit, match="2"):
+        entry.main()
+    assert capsys.readouterr().err == (
+        "headrace: the command is not installed (no_such_module missing): "
+        "pip install 'headrace[cli]'\n"
+    )
