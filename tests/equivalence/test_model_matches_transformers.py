@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.initialization import no_init_weights
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from headrace_worker.attention import available_backends, create_backend
-from headrace_worker.catalogue import MODELS, model_file
 from headrace_worker.model import LoadedModel, load_model
 from support.packed import PackedRun, greedy_by_transformers
 from support.tiny_gguf import write_tiny_gguf
@@ -154,35 +150,3 @@ def test_neighbours_do_not_change_greedy_tokens(tmp_path: Path) -> None:
     assert [generate([prompt])[0] for prompt in prompts] == together
     fours = [generate(prompts[i : i + 4]) for i in range(0, 32, 4)]
     assert [ids for group in fours for ids in group] == together
-
-
-@pytest.mark.model
-def test_the_demo_model_answers_like_transformers() -> None:
-    """SmolLM2 from its GGUF file generates transformers' greedy ids for real questions."""
-    path = model_file(MODELS["smollm2-135m"])
-    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True
-        )["input_ids"]
-        for question in ("Why is the sky blue?", "Name three rivers.", "What is 7 times 8?")
-    ]
-    model = load_model(path, dtype=torch.float32, device=CPU).packed()
-    run = PackedRun(model, create_backend(None, CPU), prompts, room=20)
-    ids = run.generate(20, chunk=24)
-    source = _demo_model_of_transformers(path)
-    assert ids == [greedy_by_transformers(source, prompt, 20) for prompt in prompts]
-    assert "The sky appears blue because" in tokenizer.decode(ids[0])
-
-
-def _demo_model_of_transformers(path: Path) -> Any:
-    """Read the file with transformers' own reader; from_pretrained would ask for accelerate."""
-    factory: Any = AutoModelForCausalLM  # transformers leaves it untyped
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    with no_init_weights():
-        model = factory.from_config(config, dtype=torch.float32)
-    read: Any = load_gguf_checkpoint
-    tensors = read(path, return_tensors=True, model_to_load=model)["tensors"]
-    model.load_state_dict(tensors, strict=False)
-    model.tie_weights()
-    return model.eval()
