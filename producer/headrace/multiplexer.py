@@ -127,22 +127,21 @@ class _Reader:
         self._connection = connection
         self._connection_id: int | None = None  # as Redis counts; unknown while not connected
         self._inboxes: dict[Inbox, None] = {}  # an ordered set
+        self.num_logs = 0  # of all inboxes
         self._block_s = BLOCK_S
         self._is_blocked = False  # in a blocking read right now
         self._has_news = asyncio.Event()  # the set of logs is not the one being read
         self._nudge: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name="headrace-reader")
 
-    @property
-    def num_logs(self) -> int:
-        return sum(len(inbox.assembly.logs) for inbox in self._inboxes)
-
     def add(self, inbox: Inbox) -> None:
         self._inboxes[inbox] = None
+        self.num_logs += len(inbox.assembly.logs)
         self.nudge()
 
     def remove(self, inbox: Inbox) -> None:
-        self._inboxes.pop(inbox, None)
+        del self._inboxes[inbox]
+        self.num_logs -= len(inbox.assembly.logs)
 
     def nudge(self) -> None:
         """Have the next read begin now, over the present set of logs."""
@@ -178,8 +177,7 @@ class _Reader:
 
     async def _read_once(self) -> None:
         if self._inboxes and self._connection_id is None:
-            async with asyncio.timeout(COMMAND_TIMEOUT_S):
-                self._connection_id = await self._connection.client_id()
+            await self._introduce()
         self._has_news.clear()
         wanted = self._wanted()  # from here to the read nothing else runs, so no news is missed
         if not wanted:
@@ -187,6 +185,17 @@ class _Reader:
             return
         for log, entries in await self._read(wanted):
             wanted[log].feed(log, entries)
+
+    async def _introduce(self) -> None:
+        """Learn the connection's id, and whether Redis will let it be unblocked."""
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            connection_id = await self._connection.client_id()
+        try:
+            await self._unblock(connection_id)  # it is not blocked: only the permission is asked
+            self._block_s = BLOCK_S
+        except exceptions.ResponseError:
+            self._block_s = SHORT_BLOCK_S
+        self._connection_id = connection_id
 
     def _wanted(self) -> dict[LogAssembly, Inbox]:
         return {
@@ -212,9 +221,6 @@ class _Reader:
         while self._is_blocked and self._has_news.is_set() and self._connection_id is not None:
             try:
                 await self._unblock(self._connection_id)
-            except exceptions.ResponseError:
-                self._block_s = SHORT_BLOCK_S
-                return
             except (TransportError, exceptions.RedisError, OSError):
                 return  # the read fails as well, and begins anew
             await asyncio.sleep(NUDGE_GAP_S)

@@ -74,9 +74,9 @@ def encode_request(message: RequestMessage) -> bytes:
     """Encode a request; raises InvalidRequest when it is larger than MAX_PAYLOAD_BYTES."""
     body: dict[str, Any] = {"v": VERSION, "id": message.request_id, "t": message.tenant}
     if message.messages is not None:
-        body["m"] = list(message.messages)
+        body["m"] = message.messages
     if message.prompt is not None:
-        body["p"] = message.prompt if isinstance(message.prompt, str) else list(message.prompt)
+        body["p"] = message.prompt
     if sampling := message.sampling.to_wire():
         body["s"] = sampling
     if message.model is not None:
