@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -99,12 +98,11 @@ async def _keep_served(
     place: Place, server: EmbeddedServer, arguments: tuple[str, ...], model: str
 ) -> None:
     """See to it that the queue has a worker, until cancelled."""
-    worker_id = f"command-{os.getpid()}-{secrets.token_hex(3)}"
     lock_fd = serving_lock(server, place.queue)
     try:
         async with place.connected() as connection:
 
-            async def is_serving() -> bool:
+            async def is_serving(worker_id: str) -> bool:
                 workers = await list_workers(connection, place.keys)
                 return any(worker.worker_id == worker_id for worker in workers)
 
@@ -114,17 +112,13 @@ async def _keep_served(
                 heed_cancellation()
                 await asyncio.sleep(LOOK_EVERY_S)
             command = WorkerCommand(
-                (*_address(place), "--worker-id", worker_id, *arguments),
+                ("--redis-url", place.url, "--queue", place.queue, *arguments),
                 server.folder.parent / "worker.log",
                 (server.lock_fd, lock_fd),
             )
             await WorkerSupervisor(command, is_serving).keep()
     finally:
         os.close(lock_fd)
-
-
-def _address(place: Place) -> tuple[str, ...]:
-    return ("--redis-url", place.url, "--queue", place.queue)
 
 
 def _check_model(workers: tuple[WorkerInfo, ...], model: str) -> None:

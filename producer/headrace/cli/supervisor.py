@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -71,15 +72,15 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 class WorkerSupervisor:
     """Keeps one worker running; touched on the event loop only.
 
-    ``is_serving`` asks the queue whether a worker lives. A worker that ends before it ever served
-    is a matter of settings: the end. One that served and died is started again, after a pause that
-    doubles up to a cap.
+    ``is_serving`` asks the queue whether the worker of that id lives. One that ends before it ever
+    served is a matter of settings: the end. One that served and died is started again under another
+    id, after a pause that doubles up to a cap.
     """
 
     def __init__(
         self,
         command: WorkerCommand,
-        is_serving: Callable[[], Awaitable[bool]],
+        is_serving: Callable[[str], Awaitable[bool]],
         program: Sequence[str] | None = None,
     ) -> None:
         self._command = command
@@ -87,8 +88,8 @@ class WorkerSupervisor:
         self._program = program
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
-        self.num_starts = 0
-        self.serving = asyncio.Event()  # set once a worker has served
+        self._has_served = False
+        self._worker_id = ""
 
     async def keep(self) -> None:
         """Run until cancelled; raises CommandError when the worker cannot start."""
@@ -107,6 +108,7 @@ class WorkerSupervisor:
 
     async def _start(self) -> None:
         program = self._program or worker_program()
+        self._worker_id = f"command-{os.getpid()}-{secrets.token_hex(3)}"
         path = self._command.log_path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("ab") as log:
@@ -114,6 +116,7 @@ class WorkerSupervisor:
             self._process = await asyncio.create_subprocess_exec(
                 *program,
                 *self._command.arguments,
+                *("--worker-id", self._worker_id),
                 env=worker_environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -122,7 +125,6 @@ class WorkerSupervisor:
                 start_new_session=True,  # Ctrl-C is the command's to handle
                 preexec_fn=partial(die_with, os.getpid()),
             )
-        self.num_starts += 1
 
     async def _wait_until_dead(self) -> None:
         """Return when a worker that served has ended; raises CommandError when it never served."""
@@ -130,7 +132,7 @@ class WorkerSupervisor:
         ended = asyncio.ensure_future(self._process.wait())
         deadline_s = time.monotonic() + START_TIMEOUT_S
         try:
-            while not self.serving.is_set():
+            while not self._has_served:
                 if ended.done():
                     raise CommandError(f"the worker did not start:\n{self._log_tail()}")
                 if time.monotonic() > deadline_s:
@@ -138,8 +140,7 @@ class WorkerSupervisor:
                         f"the worker was not ready in {START_TIMEOUT_S:g} s:\n{self._log_tail()}"
                     )
                 await asyncio.wait({ended}, timeout=POLL_S)
-                if await self._is_serving():
-                    self.serving.set()
+                self._has_served = await self._is_serving(self._worker_id)
                 heed_cancellation()
             await ended
         finally:
