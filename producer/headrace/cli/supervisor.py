@@ -37,7 +37,7 @@ COMMAND_VARIABLES = frozenset(
     for name in (
         *("RAW", "SYSTEM", "MAX_TOKENS", "TEMPERATURE", "TOP_P", "TOP_K", "MIN_P", "SEED", "STOP"),
         *("PRIORITY", "TTL", "TENANT", "TIMEOUT", "REQUEST_ID", "AFTER", "COUNT", "ALL", "JSON"),
-        *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "BATCH_ID", "CHAT", "YES", "PROMPTS"),
+        *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "PROMPTS", "QUIET"),
         # Given as flags, which win; here they would only be said twice.
         *("REDIS_URL", "QUEUE", "MODEL"),
     )
