@@ -28,7 +28,7 @@ Answer = Callable[[RequestMessage], str]
 
 LEASE_MS = 30_000
 RENEW_S = 5.0
-IDLE_WAIT_S = 0.05
+IDLE_WAIT_S = 0.02
 TOTAL_TOKENS = 1_000_000
 
 

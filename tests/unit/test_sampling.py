@@ -6,11 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
 from headrace.sampling import MAX_LOGIT_BIAS, MAX_SEED, SamplingParams
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Other processes may have the machine: slowness is no failure."""
 
 ACCEPTED: list[tuple[str, Any]] = [
     ("max_tokens", 1),
@@ -156,6 +159,7 @@ def test_unknown_options_are_refused(name: object) -> None:
         SamplingParams.from_wire({name: 1})
 
 
+@PATIENT
 @given(
     st.builds(
         SamplingParams,
