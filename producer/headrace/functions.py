@@ -96,8 +96,10 @@ T = TypeVar("T")
 
 _PARTS = (
     "library",
+    "lane",
     "request",
     "enqueue",
+    "turns",
     "claim",
     "tokens",
     "leases",

@@ -14,7 +14,7 @@ def test_any_sequence_of_calls_keeps_the_queue_true(server: Server) -> None:
     """Exactly one end each, at most one accepted writer, dense offsets, true counts, no leaks."""
     seen: set[str] = set()
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(actions=ACTIONS)
     def play(actions: list[Action]) -> None:
         with server.connect() as client:

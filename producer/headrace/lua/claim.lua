@@ -5,51 +5,8 @@
 --        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '',
 --        now ms}
 
-local AGEING_MS = 10000 -- a lane passed over for so long goes next, whatever its weight
 local MAX_CLOSED = 256 -- expired or broken entries put away in one call
 local MAX_GRANTS = 256
-local TENANTS_A_PAGE = 16
-
--- Lanes share by weight: a grant moves its lane's turn on by cost * 2^lane, and the lowest turn is
--- next, so each lane gets about twice the tokens of the one behind it. Strict order would starve
--- bulk work; ageing keeps the weight of 1/512 of the last lane from meaning "not today".
-local function next_lane(q, now, exhausted)
-  local fields = {}
-  for lane = 0, LANES - 1 do
-    for _, name in ipairs({ 'queued:', 'turn:', 'since:' }) do fields[#fields + 1] = name .. lane end
-  end
-  local v = redis.call('HMGET', stats_key(q), unpack(fields))
-  local best, best_turn, oldest, oldest_since
-  for lane = 0, LANES - 1 do
-    local turn, since = tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
-    if v[lane * 3 + 1] and not exhausted[lane] then
-      if not best or turn < best_turn then best, best_turn = lane, turn end
-      if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
-    end
-  end
-  if oldest and now - oldest_since >= AGEING_MS then best = oldest end
-  return best, best_turn
-end
-
--- The queue's own turn is the lowest one, also when an old lane was served out of order: newcomers
--- must not start behind where that lane is.
-local function take_turn(q, r, now)
-  local stats = stats_key(q)
-  redis.call('HINCRBYFLOAT', stats, 'turn:' .. r.lane, turn_of(r.lane, r.cost))
-  redis.call('HSET', stats, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
-end
-
--- The tenant served least, of those that have something queued here.
-local function next_tenant(q, lane, unreadable)
-  for start = 0, math.huge, TENANTS_A_PAGE do
-    local page = redis.call('ZRANGE', served_key(q, lane), start, start + TENANTS_A_PAGE - 1)
-    if #page == 0 then return nil end
-    for _, tenant in ipairs(page) do
-      local queued = redis.call('HEXISTS', stats_key(q), 'queued:' .. lane .. ':' .. tenant) == 1
-      if queued and not unreadable[lane_key(q, lane, tenant)] then return tenant end
-    end
-  end
-end
 
 -- Read the head of a lane without granting it: what was handed back first, else the next new entry,
 -- which then waits among those handed back. So a request that does not fit keeps its place.
@@ -89,8 +46,8 @@ local function put_away(q, lane, tenant, entry, r, now)
   return true
 end
 
--- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs empty,
--- takes it, and takes nothing else until it is over.
+-- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs
+-- empty, takes it, and takes nothing else until it is over.
 local function is_suspect(r, max_strikes) return r.strikes > 0 and r.strikes >= max_strikes - 1 end
 
 local function fits(r, room, num_grants)

@@ -17,9 +17,10 @@ end
 
 -- ARGV: tenant, request id. Reply: the fields below in this order, nil for what is absent.
 local function status(keys, args)
-  local v = redis.call('HMGET', request_key(keys[1], args[1], args[2]), 'state', 'num_tokens', 'epoch',
-    'strikes', 'lane', 'owner', 'enqueued_ms', 'started_ms', 'finished_ms', 'deadline_ms',
-    'finish_reason', 'error_code', 'error_message')
+  local key = request_key(keys[1], args[1], args[2])
+  local v = redis.call('HMGET', key, 'state', 'num_tokens', 'epoch', 'strikes', 'lane', 'owner',
+    'enqueued_ms', 'started_ms', 'finished_ms', 'deadline_ms', 'finish_reason', 'error_code',
+    'error_message')
   return v[1] and v or false
 end
 

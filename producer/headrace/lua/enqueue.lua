@@ -15,7 +15,9 @@ local function parse_enqueue(args)
     max_queued = optional_whole('max_queued', args[9], 1),
     attached = args[10] == '1' and 1 or 0,
   }
-  if request.lane >= LANES then refuse('priority must be below ' .. LANES .. ', not ' .. args[5]) end
+  if request.lane >= LANES then
+    refuse('priority must be below ' .. LANES .. ', not ' .. args[5])
+  end
   if not request.tenant:match('^[%w._-]+$') then refuse('bad tenant ' .. request.tenant) end
   if request.id == '' then refuse('request id is empty') end
   return request

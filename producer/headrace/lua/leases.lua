@@ -1,10 +1,10 @@
--- renew, release and reap: who holds a request, for how long, and what happens when a holder is gone.
+-- renew, release and reap: who holds a request, for how long, and what if the holder is gone.
 
 local FIELDS_A_HELD = 3
 local MAX_LANES_A_CALL = 20 -- pages of lanes that one sweep looks at
 
--- Call visit(request, tenant, id, epoch) for each (tenant, request id, epoch) from args[from] on; the
--- request is nil unless the worker holds it at that epoch.
+-- Call visit(request, tenant, id, epoch) for each (tenant, request id, epoch) from args[from] on;
+-- the request is nil unless the worker holds it at that epoch.
 local function each_held(q, worker, args, from, visit)
   for at = from, #args, FIELDS_A_HELD do whole('epoch', args[at + 2], 1) end
   for at = from, #args, FIELDS_A_HELD do
@@ -47,8 +47,8 @@ local function release(keys, args)
   return released
 end
 
--- Walk the lanes that have work, page by page, from where the last call stopped. visit returns false
--- when this call has done enough; its page is then looked at again.
+-- Walk the lanes that have work, page by page, from where the last call stopped. visit returns
+-- false when this call has done enough; its page is then looked at again.
 local function walk_lanes(q, cursor_field, visit)
   local stats = stats_key(q)
   local from = redis.call('HGET', stats, cursor_field) or '0:0'

@@ -3,13 +3,14 @@
 --
 -- The files of this folder are one library, joined in the order that functions.py names.
 --
--- 1. KEYS[1] is the queue's base key, its hash tag `{q}`. Every other key is named from it, so all of
---    them live in one slot.
+-- 1. KEYS[1] is the queue's base key, its hash tag `{q}`. Every other key is named from it, so all
+--    of them live in one slot.
 -- 2. A call may be repeated: a client retries when a reply is lost. The repetition changes nothing
 --    and is answered like the first, or with what has become of the request since.
 -- 3. Each grant raises the request's epoch. Only the owner at the current epoch may write.
--- 4. Arguments are checked before the first write, and writes are ordered so that a prefix of them is
---    harmless: first the entry of a lane, then the request; first the terminal entry, then the state.
+-- 4. Arguments are checked before the first write, and writes are ordered so that a prefix of them
+--    is harmless: first the entry of a lane, then the request; first the terminal entry, then the
+--    state.
 -- 5. A request ends in conclude() and nowhere else, with one terminal entry in its token log.
 -- 6. The lease is the idle time of the lane entry in the group's list of pending entries (PEL).
 --    Strikes are ours: Redis's delivery count also rises when a worker reads its own history.

@@ -1,8 +1,8 @@
--- One request: the fields of its hash, the counts that follow it, and the ways it changes state.
+-- One request: the fields of its hash, and the ways in which it changes state.
 --
 --   state          queued, running, finished, failed or cancelled
 --   payload        bytes, msgpack; from enqueue to the end, then removed
---   digest         SHA-1 of the payload; tells a retry of an enqueue from another request of that id
+--   digest         SHA-1 of the payload; tells a retry from another request of that id
 --   cost           tokens, the client's estimate of prompt and output together
 --   lane           priority, 0 soonest … 9
 --   entry          id of its entry in the lane
@@ -40,81 +40,6 @@ local function is_held(r, worker, epoch)
   return r.state == 'running' and r.owner == worker and r.epoch == epoch
 end
 local function is_expired(r, now) return r.deadline_ms ~= nil and r.deadline_ms <= now end
-
--- `what` is "queued" or "running". Three counts move together: of the queue, of the lane, and of the
--- tenant in the lane. A count of zero has no field, so the hash is as long as there are tenants
--- with work.
-local function count(q, what, lane, tenant, by)
-  local stats = stats_key(q)
-  local in_lane
-  for depth, field in ipairs({ what, what .. ':' .. lane, what .. ':' .. lane .. ':' .. tenant }) do
-    local value = redis.call('HINCRBY', stats, field, by)
-    if value <= 0 then redis.call('HDEL', stats, field) end
-    if depth == 2 then in_lane = value end
-  end
-  return in_lane
-end
-
-local function count_bytes(q, by)
-  local left = redis.call('HINCRBY', stats_key(q), 'bytes', by)
-  if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
-end
-
--- What a grant costs a lane; see next_lane.
-local function turn_of(lane, cost) return cost * 2 ^ lane end
-
--- A lane that was empty must not bring the turns it saved up: it queues behind the turn that the
--- last grant was made at.
-local function count_queued(q, lane, tenant, cost, now)
-  if count(q, 'queued', lane, tenant, 1) > 1 then return end
-  local turns = redis.call('HMGET', stats_key(q), 'turn', 'turn:' .. lane)
-  local turn = math.max(tonumber(turns[1] or 0) + turn_of(lane, cost), tonumber(turns[2] or 0))
-  redis.call('HSET', stats_key(q), 'turn:' .. lane, turn, 'since:' .. lane, now)
-end
-
--- The group begins at 0, not at the end: what was enqueued before the first worker counts, too.
-local function ensure_group(key)
-  local made = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
-  if made.err and not made.err:find('BUSYGROUP', 1, true) then error(made) end
-end
-
--- An entry holds the request's id, its cost, and the size of its payload, which has to be known when
--- the hash is gone.
-local function add_entry(q, lane, tenant, id, cost, size)
-  local key = lane_key(q, lane, tenant)
-  if redis.call('EXISTS', key) == 0 then ensure_group(key) end
-  local entry = redis.call('XADD', key, '*', 'r', id, 'c', cost, 'b', size)
-  if not redis.call('ZSCORE', served_key(q, lane), tenant) then
-    -- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long
-    -- as the others have been served already.
-    local lowest = redis.call('ZRANGE', served_key(q, lane), 0, 0, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', served_key(q, lane), lowest, tenant)
-  end
-  return entry
-end
-
--- A lane without work does not exist: neither stream nor consumers nor counter are left behind.
-local function close_lane(q, lane, tenant)
-  local suffix = ':' .. lane .. ':' .. tenant
-  local work = redis.call('HMGET', stats_key(q), 'queued' .. suffix, 'running' .. suffix)
-  if work[1] or work[2] then return end
-  redis.call('ZREM', served_key(q, lane), tenant)
-  -- Counts may have been lost by hand; a stream that still holds entries is never deleted.
-  local length = redis.pcall('XLEN', lane_key(q, lane, tenant))
-  if length == 0 then redis.call('DEL', lane_key(q, lane, tenant)) end
-end
-
-local function read_entry(entry)
-  local fields = entry[2]
-  return { id = entry[1], request_id = fields[2], size = tonumber(fields[6] or 0) }
-end
-
-local function drop_entry(q, lane, tenant, entry)
-  local key = lane_key(q, lane, tenant)
-  -- A lane that is no stream any more cannot hold up the end of its requests.
-  redis.pcall('XACK', key, GROUP, entry)
-  redis.pcall('XDEL', key, entry)
-end
 
 -- Somebody removed the lane entry by hand: put it back, so that the request does not get stuck.
 local function restore_entry(q, r)
@@ -212,7 +137,7 @@ local function bury(q, r, now, worker)
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
 end
 
--- The holder vanished. Only a request that was alone with its worker can be the culprit for sure, so
+-- The holder vanished. Only a request that was alone with its worker is the culprit for sure, so
 -- innocents of the same batch get strikes, then a run of their own, and never a dead letter.
 local function strike(q, r, now, worker, max_strikes)
   r.strikes = redis.call('HINCRBY', r.key, 'strikes', 1)

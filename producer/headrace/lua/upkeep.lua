@@ -1,4 +1,11 @@
 -- heartbeat and janitor: who is alive, what is left behind, and what somebody removed by hand.
+--
+-- Fields of a worker's hash, which ends with its last heartbeat's TTL:
+--   seen_ms    Unix ms of the last heartbeat
+--   _nonce     of the last claim that was granted something
+--   _grants    msgpack: [[tenant, request id, epoch], …], what was granted then
+--   _suspect   <tenant>:<request id>:<epoch> of the last request that was granted alone
+--   others     what the worker tells of itself
 
 -- ARGV: worker, ttl ms, then field and value in turn
 local function heartbeat(keys, args)
@@ -20,7 +27,9 @@ local function is_alive(q, worker) return redis.call('EXISTS', worker_key(q, wor
 local function forget_workers(q, most)
   local removed = 0
   for _, worker in ipairs(redis.call('ZRANGE', workers_key(q), 0, most - 1)) do
-    if not is_alive(q, worker) then removed = removed + redis.call('ZREM', workers_key(q), worker) end
+    if not is_alive(q, worker) then
+      removed = removed + redis.call('ZREM', workers_key(q), worker)
+    end
   end
   return removed
 end
