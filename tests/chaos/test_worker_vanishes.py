@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from datetime import datetime
 
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
@@ -19,7 +18,7 @@ from support.streams import (
 )
 from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
-from support.workers import LEASE_S, WorkerFarm, WorkerProcess
+from support.workers import LEASE_S, WorkerFarm, WorkerProcess, seconds_since
 
 SLOW = ("--step-s", "0.01")
 
@@ -173,8 +172,3 @@ def disturb(workers: list[WorkerProcess]) -> None:
 def wait_until_some_tokens(driver: QueueDriver, asked: Asked, count: int) -> None:
     """Return when the log of a request holds so many tokens."""
     eventually(lambda: driver.status(asked.request_id).num_tokens >= count, timeout_s=20)
-
-
-def seconds_since(event: dict[str, str]) -> float:
-    """Return how long ago a logged event was."""
-    return time.time() - datetime.fromisoformat(event["timestamp"]).timestamp()

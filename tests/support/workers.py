@@ -10,8 +10,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,11 @@ def worker_farm(folder: Path, url: str, queue: str) -> Iterator[WorkerFarm]:
         yield farm
     finally:
         farm.close()
+
+
+def seconds_since(event: dict[str, Any]) -> float:
+    """Return how long ago a logged event was."""
+    return time.time() - datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
 def make_model(folder: Path) -> Path:

@@ -83,7 +83,7 @@ async def test_lost_leases_are_told(keeping: Keeping) -> None:
 
 
 async def test_a_failed_renewal_is_followed_by_the_next(keeping: Keeping) -> None:
-    """Three of four may fail, and the lease still holds."""
+    """However often it fails, it is tried again at the next turn."""
     keeping.renewals.num_failures = 3
     running = asyncio.create_task(keeping.keeper.run())
 

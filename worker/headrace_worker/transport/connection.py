@@ -14,7 +14,7 @@ from headrace.errors import ConfigurationError, TransportError
 
 COMMAND_TIMEOUT_S = 5.0
 BLOCKING_TIMEOUT_S = 15.0  # longer than any blocking read of the worker, with room to spare
-TIMEOUTS_PER_LEASE = 3  # with a short lease a lost reply must be noticed sooner
+TIMEOUTS_PER_LEASE = 4  # with a short lease a lost reply must be noticed sooner
 SAFE_POLICY = "noeviction"
 
 

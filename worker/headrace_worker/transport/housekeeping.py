@@ -34,7 +34,13 @@ class Housekeeper:
         self._log = logs.get_logger()
 
     async def reap(self) -> None:
-        """Take back what vanished holders left, and end what is past its deadline."""
+        """Take back what vanished holders left, and end what is past its deadline.
+
+        When Redis comes back after a while, every lease may have run out although no holder has
+        vanished; so all get the time of a lease to renew before anything is taken from them.
+        """
+        if self._link.was_away_within(self._lease_ms / 1000):
+            return
         reply = await self._link.run(
             functions.reap(
                 self._keys,

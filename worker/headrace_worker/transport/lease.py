@@ -44,7 +44,7 @@ class LeaseKeeper:
             await asyncio.sleep(self._interval_s)
             try:
                 await self.renew_once()
-            except TransportError:  # the next turn comes soon enough: three of four may fail
+            except TransportError:  # the next turn comes before the lease ends
                 continue
 
     async def renew_once(self) -> None:

@@ -7,6 +7,8 @@ as back when nothing fails any more.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from redis import exceptions
@@ -25,8 +27,10 @@ _OUT_OF_REACH = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 class Link:
     """Every method raises TransportError; callers try again later, with backoff."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self.redis = redis
+        self._clock = clock
+        self._back_at: float | None = None  # monotonic second of the last return, if it ever left
         self._failing: dict[str, bool] = {}  # what fails → whether Redis was reached and refused
         self._log = logs.get_logger()
 
@@ -34,6 +38,12 @@ class Link:
     def is_connected(self) -> bool:
         """Whether all that was tried last has worked."""
         return not self._failing
+
+    def was_away_within(self, seconds: float) -> bool:
+        """Whether Redis is out of reach, or came back less than so many seconds ago."""
+        if not all(self._failing.values()):
+            return True
+        return self._back_at is not None and self._clock() - self._back_at < seconds
 
     async def run(self, call: Call[T]) -> T:
         """Run one function of the queue."""
@@ -55,6 +65,8 @@ class Link:
         """Take note of a success; logged when nothing fails any more."""
         if not self._failing:
             return
+        if not all(self._failing.values()):
+            self._back_at = self._clock()
         self._failing = {
             name: refused for name, refused in self._failing.items() if refused and name != what
         }
