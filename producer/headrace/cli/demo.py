@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import options, render
+from headrace.cli import options
 from headrace.cli.batch_file import BatchRequest, read_lines
 from headrace.cli.demo_metrics import MetricsWatch
 from headrace.cli.demo_report import DemoRun, write_report
@@ -44,7 +44,7 @@ def demo(
         state = Path(folder)
         with served(None, options.DEFAULT_QUEUE, state=state) as place:
             keeper = worker_for(place, model, ("--metrics-port", str(port)))
-            code = run(_demonstrate(place, requests, model, port), beside=keeper)
+            code = run(_demonstrate(place, requests, port), beside=keeper)
         wait_until_stopped(state)  # it would write into a folder that is being deleted
     raise typer.Exit(code)
 
@@ -72,10 +72,7 @@ def question_of(request: BatchRequest) -> str:
     return str(request.body.messages[-1].get("content"))
 
 
-async def _demonstrate(
-    place: Place, requests: Sequence[BatchRequest], model: str, port: int
-) -> ExitCode:
-    render.say(f"starting a worker with {model} …")
+async def _demonstrate(place: Place, requests: Sequence[BatchRequest], port: int) -> ExitCode:
     await _wait_for_worker(place)
     async with place.client() as client, MetricsWatch(port) as watch:
         started_s = time.monotonic()

@@ -39,7 +39,7 @@ async def shown_progress(counts: BatchCounts, total: int | None) -> AsyncIterato
 
 
 class Rate:
-    """Output tokens a second since the first answer."""
+    """Output tokens a second since the run began."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import redis.asyncio
 
+from headrace.cli import render
 from headrace.cli.embedded import EmbeddedServer, embedded_server
 from headrace.cli.exits import CommandError
 from headrace.cli.keeper import lock_within
@@ -111,6 +113,8 @@ async def _keep_served(
                 _check_model(await list_workers(connection, place.keys), model)
                 heed_cancellation()
                 await asyncio.sleep(LOOK_EVERY_S)
+            if sys.stderr.isatty():
+                render.say(f"starting a worker with {model} …")
             command = WorkerCommand(
                 ("--redis-url", place.url, "--queue", place.queue, *arguments),
                 server.folder.parent / "worker.log",

@@ -1,0 +1,145 @@
+"""The doctor's judgement: what of a server and a machine is right, and what mends the rest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import doctor
+from headrace.cli.doctor import Finding
+from headrace_worker import doctor as worker_doctor
+from support.tiny_models import make_tiny_llama
+
+GOOD = {
+    "redis_version": "7.0.15",
+    "redis_mode": "standalone",
+    "maxmemory_policy": "noeviction",
+    "maxmemory": 0,
+    "used_memory": 1000,
+    "used_memory_human": "1K",
+    "aof_enabled": 1,
+    "aof_last_write_status": "ok",
+}
+
+
+@pytest.mark.parametrize(
+    ("versions", "ok"),
+    [
+        ({"redis_version": "7.0.0"}, True),
+        ({"redis_version": "6.2.14"}, False),
+        ({"redis_version": "10.1.0"}, True),
+        ({"redis_version": "7.2.4", "valkey_version": "7.2.0"}, True),
+        ({"redis_version": "7.2.4", "valkey_version": "7.1.9"}, False),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, True),
+        ({}, False),
+    ],
+)
+def test_a_server_below_the_floor_is_bad(versions: dict[str, str], ok: bool) -> None:
+    """Redis 7.0 and Valkey 7.2 are the oldest; numbers are compared as numbers."""
+    finding = doctor._version(versions)
+    assert finding.ok is ok
+    assert "upgrade to" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("look", "change", "ok", "mend"),
+    [
+        (doctor._eviction, {}, True, ""),
+        (doctor._eviction, {"maxmemory_policy": "allkeys-lfu"}, False, "noeviction"),
+        (doctor._persistence, {}, True, ""),
+        (doctor._persistence, {"aof_enabled": 0}, False, "appendonly yes"),
+        (doctor._persistence, {"aof_last_write_status": "err"}, False, "disk"),
+        (doctor._memory, {}, None, ""),
+        (doctor._memory, {"maxmemory": 10_000}, True, ""),
+        (doctor._memory, {"maxmemory": 1_001}, False, "raise maxmemory"),
+    ],
+)
+def test_each_setting_is_judged(
+    look: Callable[[dict[str, Any]], Finding], change: dict[str, Any], ok: bool | None, mend: str
+) -> None:
+    """A wrong one comes with what to do."""
+    finding = look({**GOOD, **change})
+    assert finding.ok is ok
+    assert mend in finding.mend
+
+
+@pytest.mark.parametrize("ok", [True, None, False])
+def test_only_what_is_wrong_shows_how_to_mend_it(
+    ok: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A good line is one line."""
+    doctor._show(Finding("thing", ok, "is so", "turn it"))
+    shown = capsys.readouterr().out
+    assert ("mend: turn it" in shown) is (ok is False)
+    assert "thing" in shown
+
+
+def look(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    """What the worker package finds, by name."""
+    assert worker_doctor.main(arguments) == 0
+    findings = json.loads(capsys.readouterr().out)
+    return {finding["name"]: finding for finding in findings}
+
+
+def test_the_device_and_its_backends_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine there is at least a CPU, and the reference runs on it."""
+    found = look(capsys, "--model", "nothing", "--device", "cpu")
+    assert found["device"]["detail"].startswith("cpu, ")
+    assert "reference" in found["backend"]["detail"]
+    assert found["backend"]["ok"]
+
+
+def test_a_device_that_is_not_there_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
+    """The finding names the device, and no backend is looked for."""
+    found = look(capsys, "--model", "nothing", "--device", "cuda:77")
+    assert not found["device"]["ok"]
+    assert "cuda:77" in found["device"]["detail"]
+    assert "backend" not in found
+
+
+def test_a_model_is_described_without_being_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Architecture, layers, context and size come from its metadata."""
+    make_tiny_llama(tmp_path / "tiny")
+    found = look(capsys, "--model", str(tmp_path / "tiny"))["model"]
+    assert found["ok"], found
+    assert "llama" in found["detail"]
+    assert "KV a token" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda folder: None, "no *.safetensors"),
+        (lambda folder: (folder / "model.safetensors").touch(), "no config.json"),
+        (lambda folder: (folder / "m.gguf").write_bytes(b"GGUF?"), "m.gguf"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_bad(
+    make: Callable[[Path], Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty folder, half a model and a damaged file are told apart."""
+    make(tmp_path)
+    found = look(capsys, "--model", str(tmp_path))["model"]
+    assert not found["ok"]
+    assert named in found["detail"]
+    assert found["mend"]
+
+
+async def test_a_worker_package_that_does_not_start_is_bad(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its last line is the finding."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho ImportError: libtorch is broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    [finding] = await doctor._look_at_machine("m", "auto")
+    assert finding.ok is False
+    assert finding.detail == "ImportError: libtorch is broken"
