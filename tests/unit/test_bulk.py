@@ -1,0 +1,159 @@
+"""Many jobs at a time: the bound, the order, what failures and early ends leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import pytest
+
+from headrace.bulk import JobMaker, as_completed, refuse_text
+from headrace.errors import ConfigurationError
+
+
+class Jobs:
+    """Jobs that end when the test says so, and count themselves."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
+        self.gates: dict[str, asyncio.Future[str]] = {}
+
+    async def start(self, name: str) -> str:
+        """Begin a job."""
+        self.started.append(name)
+        self.gates[name] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.gates[name]
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+
+    def end(self, name: str) -> None:
+        """Let a job end."""
+        self.gates[name].set_result(name)
+
+
+async def settle() -> None:
+    """Let everything run that can run."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_results_come_in_the_order_of_completion() -> None:
+    """A job that ends first is yielded first."""
+    jobs = Jobs()
+    async with aclosing(as_completed(["a", "b"], jobs.start, 2)) as results:
+        first = asyncio.ensure_future(anext(results))
+        await settle()
+        jobs.end("b")
+        assert await first == "b"
+        jobs.end("a")
+        assert await anext(results) == "a"
+
+
+async def test_bound_counts_results_that_were_not_taken() -> None:
+    """A caller that does not come for results holds back new jobs."""
+    jobs = Jobs()
+    async with aclosing(as_completed("abcd", jobs.start, 2)) as results:
+        first = asyncio.ensure_future(anext(results))
+        await settle()
+        assert jobs.started == ["a", "b"]
+        jobs.end("a")
+        jobs.end("b")
+        await first
+        await settle()
+        assert jobs.started == ["a", "b", "c"]
+
+
+async def test_failure_cancels_the_rest() -> None:
+    """The first exception is raised, and no other job goes on."""
+    jobs = Jobs()
+    results = as_completed("abc", jobs.start, 3)
+    first = asyncio.ensure_future(anext(results))
+    await settle()
+    jobs.gates["b"].set_exception(KeyError("b"))
+    with pytest.raises(KeyError):
+        await first
+    assert sorted(jobs.cancelled) == ["a", "c"]
+
+
+async def test_ending_early_cancels_the_rest() -> None:
+    """Closing the iteration waits until every job has been cancelled."""
+    jobs = Jobs()
+    results = as_completed("abc", jobs.start, 3)
+    first = asyncio.ensure_future(anext(results))
+    await settle()
+    jobs.end("a")
+    await first
+    await results.aclose()
+    assert sorted(jobs.cancelled) == ["b", "c"]
+
+
+async def test_items_may_be_asynchronous() -> None:
+    """Results are yielded also while the next item is still awaited."""
+    jobs, more = Jobs(), asyncio.Event()
+
+    async def items() -> AsyncIterator[str]:
+        yield "a"
+        await more.wait()
+        yield "b"
+
+    async with aclosing(as_completed(items(), jobs.start, 5)) as results:
+        first = asyncio.ensure_future(anext(results))
+        await settle()
+        jobs.end("a")
+        assert await first == "a"
+        more.set()
+        second = asyncio.ensure_future(anext(results))
+        await settle()
+        jobs.end("b")
+        assert await second == "b"
+
+
+async def test_failure_of_the_items_is_the_callers() -> None:
+    """What the caller's own iterator raises comes out, after the jobs under way are cancelled."""
+    jobs = Jobs()
+
+    def items() -> Iterator[str]:
+        yield "a"
+        raise OSError("file is gone")
+
+    with pytest.raises(OSError, match="file is gone"):
+        async for _ in as_completed(items(), jobs.start, 5):
+            pass
+    assert jobs.cancelled in ([], jobs.started)
+
+
+async def test_no_items_are_no_results() -> None:
+    """An empty iterable ends at once."""
+    assert [result async for result in as_completed([], Jobs().start, 5)] == []
+
+
+def test_items_are_numbered() -> None:
+    """Item i has the id <request_id>:<i>; an own id is kept, and counts."""
+    maker = JobMaker({"request_id": "run", "max_tokens": 5})
+    jobs = [maker.make("a"), maker.make({"prompt": "b", "request_id": "own"}), maker.make([1])]
+    assert [job.options["request_id"] for job in jobs] == ["run:0", "own", "run:2"]
+    assert [job.prompt for job in jobs] == ["a", "b", [1]]
+
+
+def test_own_options_go_before_shared_ones() -> None:
+    """An item's options win, and leave the shared ones as they were."""
+    maker = JobMaker({"max_tokens": 5, "seed": 1})
+    assert maker.make({"prompt": "a", "max_tokens": 9}).options["max_tokens"] == 9
+    assert maker.make("b").options["max_tokens"] == 5
+
+
+def test_runs_without_an_id_do_not_meet() -> None:
+    """Two runs that are not named have different ids."""
+    names = {JobMaker({}).make("a").options["request_id"] for _ in range(10)}
+    assert len(names) == 10
+
+
+@pytest.mark.parametrize("prompts", ["text", b"text", {"prompt": "x"}])
+def test_one_prompt_is_not_several(prompts: object) -> None:
+    """A single prompt in the place of many is refused, and shown."""
+    with pytest.raises(ConfigurationError, match=r"text|prompt"):
+        refuse_text(prompts)
