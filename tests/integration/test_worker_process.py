@@ -52,6 +52,17 @@ def test_the_canonical_line_says_why_a_request_took_its_time(
 
 
 @ON_VALKEY
+def test_a_worker_that_left_is_not_shown_as_alive(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """The heartbeat is there while it serves, and gone as soon as it has left in order."""
+    worker = farm.ready()
+    heartbeat = driver.keys.worker("worker-1")
+    eventually(lambda: driver.client.exists(heartbeat))
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    eventually(lambda: not driver.client.exists(heartbeat), timeout_s=0.5)
+
+
+@ON_VALKEY
 def test_a_worker_leaves_when_the_queue_is_empty(driver: QueueDriver, farm: WorkerFarm) -> None:
     """With --exit-when-empty it answers what is there, then exits 0."""
     asked = skewed(10)

@@ -31,7 +31,7 @@ from headrace_worker.serving.supervisor import Supervisor
 from headrace_worker.serving.tokenizer import Tokenizer
 from headrace_worker.settings import WorkerSettings
 from headrace_worker.transport.control import ControlListener
-from headrace_worker.transport.heartbeat import BEATS_PER_LEASE, Heart
+from headrace_worker.transport.heartbeat import Heart
 from headrace_worker.transport.housekeeping import REAPS_PER_LEASE, Housekeeper, repeat
 from headrace_worker.transport.lease import LeaseKeeper
 from headrace_worker.transport.link import Link
@@ -200,7 +200,7 @@ def make_chores(
     )
     return [
         leases.run(),
-        repeat(lease_s / BEATS_PER_LEASE, heart.beat),
+        heart.run(),
         repeat(lease_s / REAPS_PER_LEASE, housekeeper.reap),
         repeat(lease_s, housekeeper.clean_up),
         ControlListener(blocking, keys, parts.service.cancel).run(),

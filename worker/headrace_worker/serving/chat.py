@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-from transformers.utils import chat_template_utils
 
 from headrace.errors import InvalidRequest
 from headrace.types import Message
-
-# Annotated to return text, it returns texts and positions.
-_render_jinja_template: Any = chat_template_utils.render_jinja_template
 
 # What a template's expressions raise over messages that they were not written for.
 _TEMPLATE_ERRORS = (
@@ -31,9 +27,14 @@ def render_chat(
     messages: Sequence[Message],  # untrusted
 ) -> str:
     """Return the prompt, up to where the assistant begins to speak; raises InvalidRequest."""
+    # Half a second, for the first chat only: a worker of token-id prompts never needs it.
+    from transformers.utils import chat_template_utils
+
+    # Annotated to return text, it returns texts and positions.
+    render: Any = chat_template_utils.render_jinja_template
     chat = [_flatten(message) for message in messages]
     try:
-        rendered, _ = _render_jinja_template(
+        rendered, _ = render(
             [chat], chat_template=template, add_generation_prompt=True, **special_tokens
         )
     except _TEMPLATE_ERRORS as error:
