@@ -1,6 +1,4 @@
-"""Requests whose answers are known before, and the checker that compares what Redis holds with
-them.
-"""
+"""Requests whose answers are known before, and the checker that reads what Redis holds."""
 
 from __future__ import annotations
 

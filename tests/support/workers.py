@@ -1,6 +1,4 @@
-"""Worker processes as users start them: ``python -m headrace_worker`` with flags, here over the
-fake engine.
-"""
+"""Worker processes as users start them, ``python -m headrace_worker``, over the fake engine."""
 
 from __future__ import annotations
 

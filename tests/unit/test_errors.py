@@ -24,7 +24,9 @@ from headrace.errors import (
 
 
 def _tree(cls: type) -> dict[str, object]:
-    return {child.__name__: _tree(child) for child in cls.__subclasses__()}
+    """Read the classes of the module; the worker and the command add some of their own."""
+    children = [c for c in cls.__subclasses__() if c.__module__ == errors.__name__]
+    return {child.__name__: _tree(child) for child in children}
 
 
 def _drawn_tree() -> dict[str, object]:

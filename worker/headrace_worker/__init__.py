@@ -1,1 +1,1 @@
-"""The worker: claims what its free KV blocks can take, runs packed forwards, streams tokens back."""
+"""The worker: claims what its free KV blocks can take and runs packed forwards over it."""

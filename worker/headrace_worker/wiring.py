@@ -142,15 +142,7 @@ def make_parts(
     pressure = Pressure(
         settings.max_unsent_tokens, lambda paused: supervisor.send(SetPaused(paused)), reporter
     )
-    publisher = Publisher(
-        queue,
-        ledger,
-        pressure,
-        reporter,
-        company_s=settings.flush_interval / 2,
-        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
-        clock=time.monotonic,
-    )
+    publisher = _make_publisher(settings, queue, ledger, pressure, reporter)
     service = Service(
         queue=queue,
         ledger=ledger,
@@ -166,6 +158,24 @@ def make_parts(
         clock=time.monotonic,
     )
     return Parts(service, ledger, claiming)
+
+
+def _make_publisher(
+    settings: WorkerSettings,
+    queue: RedisQueue,
+    ledger: Ledger,
+    pressure: Pressure,
+    reporter: Reporter,
+) -> Publisher:
+    return Publisher(
+        queue,
+        ledger,
+        pressure,
+        reporter,
+        company_s=settings.flush_interval / 2,
+        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
+        clock=time.monotonic,
+    )
 
 
 def make_chores(

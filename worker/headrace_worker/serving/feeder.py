@@ -1,5 +1,4 @@
-"""The feeder brings a claimed request to the engine: what was emitted before, its tokens, the
-command.
+"""The feeder brings a claimed request to the engine, with what was emitted before.
 
 Tokenizing blocks, so it runs on a thread, one request at a time in the order of their grants. What
 cannot run is ended here with its typed "no".
