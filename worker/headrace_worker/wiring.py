@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,17 +132,9 @@ def make_parts(
         abort=lambda seq_id: supervisor.send(AbortSequences((seq_id,))),
         on_left=claiming.notify,
     )
-    feeder = Feeder(
-        queue,
-        ledger,
-        capacity,
-        reporter,
-        make_intake=lambda ready: Intake(tokenizer, ready, settings.model_name),
-        send=supervisor.send,
-    )
-    pressure = Pressure(
-        settings.max_unsent_tokens, lambda paused: supervisor.send(SetPaused(paused)), reporter
-    )
+    intake = partial(Intake, tokenizer, served_model_name=settings.model_name)
+    feeder = Feeder(queue, ledger, capacity, reporter, make_intake=intake, send=supervisor.send)
+    pressure = _make_pressure(settings, supervisor, reporter)
     publisher = _make_publisher(settings, queue, ledger, pressure, reporter)
     service = Service(
         queue=queue,
@@ -158,6 +151,15 @@ def make_parts(
         clock=time.monotonic,
     )
     return Parts(service, ledger, claiming)
+
+
+def _make_pressure(
+    settings: WorkerSettings, supervisor: Supervisor, reporter: Reporter
+) -> Pressure:
+    def pause(paused: bool) -> None:
+        supervisor.send(SetPaused(paused))
+
+    return Pressure(settings.max_unsent_tokens, pause, reporter)
 
 
 def _make_publisher(
