@@ -21,7 +21,7 @@ Action = tuple[str, dict[str, Any]]
 
 
 def _action(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Action]:
-    return st.fixed_dictionaries(arguments).map(lambda drawn: (name, drawn))
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
 _WORKERS = st.sampled_from(["w1", "w2"])
@@ -84,6 +84,7 @@ class QueueModel:
         self.granted: list[tuple[str, Grant]] = []  # (worker, grant), good or stale
         self.last_epoch: dict[tuple[str, str], int] = {}
         self.last_claim: tuple[str, str, tuple[Grant, ...]] | None = None
+        self.num_claims = 0
         self.seen: set[str] = set()  # answers met, for a look at how much ground was covered
 
     def apply(self, action: Action) -> None:
@@ -99,7 +100,8 @@ class QueueModel:
 
     def claim(self, worker: str, free_seqs: int, free_tokens: int) -> None:
         """A worker claims with whatever room it has."""
-        nonce = f"nonce{len(self.granted)}"
+        self.num_claims += 1
+        nonce = f"nonce{self.num_claims}"
         room = {"free_seqs": free_seqs, "free_tokens": free_tokens}
         grants = self.driver.claim(worker, nonce=nonce, **room).grants
         assert len(grants) <= free_seqs

@@ -2,18 +2,18 @@
 
 local AGEING_MS = 10000 -- a lane passed over for so long goes next, whatever its weight
 local TENANTS_A_PAGE = 16
+local LANE_FIELDS = {} -- made once, without ipairs, which does not exist while a library is loaded
+for lane = 0, LANES - 1 do
+  LANE_FIELDS[lane * 3 + 1] = 'queued:' .. lane
+  LANE_FIELDS[lane * 3 + 2] = 'turn:' .. lane
+  LANE_FIELDS[lane * 3 + 3] = 'since:' .. lane
+end
 
 -- Lanes share by weight: a grant moves its lane's turn on by cost * 2^lane, and the lowest turn is
 -- next, so each lane gets about twice the tokens of the one behind it. Strict order would starve
 -- bulk work; ageing keeps the weight of 1/512 of the last lane from meaning "not today".
 local function next_lane(q, now, exhausted)
-  local fields = {}
-  for lane = 0, LANES - 1 do
-    for _, name in ipairs({ 'queued:', 'turn:', 'since:' }) do
-      fields[#fields + 1] = name .. lane
-    end
-  end
-  local v = redis.call('HMGET', stats_key(q), unpack(fields))
+  local v = redis.call('HMGET', stats_key(q), unpack(LANE_FIELDS))
   local best, best_turn, oldest, oldest_since
   for lane = 0, LANES - 1 do
     local turn, since = tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
