@@ -36,7 +36,7 @@ async def connections(server: Server) -> AsyncIterator[Connections]:
 
 def queue_over(connections: Connections, queue: Keys) -> RedisQueue:
     """Return the queue as worker w1 sees it."""
-    link = Link(connections.commands)
+    link = Link(connections.commands, connections.command_timeout_s)
     return RedisQueue(link, connections.blocking, queue, worker_id="w1", lease_s=1.5, max_strikes=3)
 
 
@@ -132,7 +132,11 @@ async def test_a_sweep_tells_whom_it_buried(
 ) -> None:
     """A request whose holders vanished, the last one alone with it, is logged as a dead letter."""
     housekeeper = Housekeeper(
-        Link(connections.commands), queue, worker_id="w1", lease_s=0.001, max_strikes=2
+        Link(connections.commands, connections.command_timeout_s),
+        queue,
+        worker_id="w1",
+        lease_s=0.001,
+        max_strikes=2,
     )
 
     async def is_taken_back() -> bool:
@@ -240,3 +244,34 @@ async def test_chores_go_on_after_a_failure() -> None:
         await eventually_async(twice)
     finally:
         running.cancel()
+
+
+@ON_VALKEY
+async def test_no_cancellation_is_lost_in_a_call(queue: Keys, connections: Connections) -> None:
+    """A task that calls without end stops when it is told to, at whatever await it stands."""
+    remote = queue_over(connections, queue)
+
+    async def call_for_ever() -> None:
+        while True:
+            await remote.depth()
+
+    for turn in range(300):
+        task = asyncio.create_task(call_for_ever())
+        for _ in range(turn % 23):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done, f"turn {turn} goes on"
+        assert task.cancelled()
+    assert (await remote.depth()).queued == 0
+
+
+@ON_VALKEY
+async def test_a_read_that_waits_gives_up_on_a_silent_server(queue: Keys, server: Server) -> None:
+    """A partition without a reset ends the wait for work as an error, soon after its time."""
+    async with TcpProxy(server.socket_path) as proxy, Connections(proxy.url, 0.4) as connections:
+        remote = queue_over(connections, queue)
+        await remote.wait_for_work("$", 0.01)
+        proxy.is_silent = True
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(remote.wait_for_work("$", 0.1), 5)

@@ -56,7 +56,7 @@ async def _run(settings: WorkerSettings) -> None:
         connections = await stack.enter_async_context(
             Connections(settings.redis_url.get_secret_value(), settings.lease_ttl)
         )
-        link = Link(connections.commands)
+        link = Link(connections.commands, connections.command_timeout_s)
         await _serve_pages(stack, settings, metrics, capacity, link)
         _tell_start(settings)
 

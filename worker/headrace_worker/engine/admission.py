@@ -2,8 +2,7 @@
 
 Out of blocks means preemption, and preempted work is computed twice, so nobody enters before the
 blocks it is expected to fill are free *beyond* what the running sequences are expected to fill.
-What is expected is learned from what finished: the mean of output tokens over max_tokens. It starts
-at a half.
+What is expected is learned from those who left: the share of max_tokens that they used.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterable
 from math import ceil
 
 from headrace_worker.engine.block_pool import BlockPool
+from headrace_worker.engine.growth import Growth
 from headrace_worker.engine.messages import SequenceFailure
 from headrace_worker.engine.sequence import Sequence
 from headrace_worker.engine.settings import Reserve
 
-_FIRST_GUESS = 0.5
-_LEARNING_RATE = 1 / 32
+_CAUTION = 8  # times as much growth is expected after each preemption
 
 
 class Admission:
@@ -30,7 +29,7 @@ class Admission:
         self._pool = pool
         self._configured_max_model_len = max_model_len
         self._reserve = reserve
-        self._growth = 1.0 if reserve is Reserve.WORST else _FIRST_GUESS  # share of max_tokens used
+        self._growth = Growth()
 
     def refusal(self, seq: Sequence) -> SequenceFailure | None:
         """Return why a sequence can never run here, or None when it can."""
@@ -55,23 +54,30 @@ class Admission:
     def fits(self, seq: Sequence, cached_blocks: list[int], running: Iterable[Sequence]) -> bool:
         """Say whether a waiting sequence may enter next to the running ones.
 
-        One that was preempted before returns only when even the worst case fits: no ping-pong.
+        For one that was preempted the guess was wrong, so each time more growth is expected of all,
+        up to the worst case: no ping-pong. To ask for the worst case at once would be no better:
+        the worst case of a large max_tokens only fits once nearly everybody has left.
         """
-        growth = 1.0 if seq.num_preemptions else self._growth
+        growth = self._expected_growth(seq.num_preemptions)
         reserved = sum(self._blocks_to_come(other, growth) for other in running)
         shared = len(cached_blocks) - self._pool.count_unreferenced(cached_blocks)
         return self._blocks_to_come(seq, growth) - shared <= self._pool.num_free - reserved
 
     def claimable_blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return the blocks left for new work once everybody here has grown as expected."""
-        to_come = sum(self._blocks_to_come(seq, self._growth) for seq in sequences)
+        growth = self._expected_growth()
+        to_come = sum(self._blocks_to_come(seq, growth) for seq in sequences)
         return max(0, self._pool.num_free - to_come)
 
     def learn_from(self, seq: Sequence) -> None:
-        """Take a finished sequence into account."""
-        if self._reserve is Reserve.EXPECTED and seq.sampling.max_tokens > 0:
-            used = min(1.0, seq.num_output_tokens / seq.sampling.max_tokens)
-            self._growth += (used - self._growth) * _LEARNING_RATE
+        """Take a sequence that leaves into account, if it has generated anything."""
+        if seq.num_output_tokens > 0:
+            self._growth.learn(seq.num_output_tokens, seq.sampling.max_tokens)
+
+    def _expected_growth(self, num_preemptions: int = 0) -> float:
+        if self._reserve is Reserve.WORST:
+            return 1.0
+        return min(1.0, self._growth.share * _CAUTION**num_preemptions)
 
     def _blocks_to_come(self, seq: Sequence, growth: float) -> int:
         output = ceil(growth * seq.remaining_output_tokens(self.max_model_len))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 
 import redis.exceptions as redis_errors
@@ -13,7 +14,6 @@ from redis.maint_notifications import MaintNotificationsConfig
 from headrace.errors import ConfigurationError, TransportError
 
 COMMAND_TIMEOUT_S = 5.0
-BLOCKING_TIMEOUT_S = 15.0  # longer than any blocking read of the worker, with room to spare
 TIMEOUTS_PER_LEASE = 4  # with a short lease a lost reply must be noticed sooner
 SAFE_POLICY = "noeviction"
 
@@ -22,8 +22,9 @@ class Connections:
     """Two clients of one server, open inside the context."""
 
     def __init__(self, url: str, lease_s: float) -> None:
-        self.commands = _open(url, min(COMMAND_TIMEOUT_S, lease_s / TIMEOUTS_PER_LEASE))
-        self.blocking = _open(url, BLOCKING_TIMEOUT_S)  # for reads that wait, and for hints
+        self.command_timeout_s = min(COMMAND_TIMEOUT_S, lease_s / TIMEOUTS_PER_LEASE)
+        self.commands = _open(url, self.command_timeout_s)
+        self.blocking = _open(url, self.command_timeout_s)  # for reads that wait, and for hints
 
     async def __aenter__(self) -> Connections:
         return self
@@ -45,9 +46,10 @@ async def check_server(redis: Redis) -> tuple[str, ...]:
     when the server cannot be reached.
     """
     try:
-        policy = await _read_config(redis, "maxmemory-policy")
-        append_only = await _read_config(redis, "appendonly")
-    except (redis_errors.ConnectionError, redis_errors.TimeoutError) as error:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            policy = await _read_config(redis, "maxmemory-policy")
+            append_only = await _read_config(redis, "appendonly")
+    except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         raise TransportError(f"Redis is unreachable: {error}") from error
     if policy not in (None, SAFE_POLICY):
         raise ConfigurationError(
@@ -80,14 +82,18 @@ def _text(value: bytes | str | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _open(url: str, socket_timeout_s: float) -> Redis:
-    """Return a client that never tries twice by itself: the caller knows what may be repeated."""
+def _open(url: str, connect_timeout_s: float) -> Redis:
+    """Return a client that never tries twice by itself: the caller knows what may be repeated.
+
+    Its sockets have no timeout: with one, redis-py sends by way of asyncio.wait_for, which in Python
+    3.11 loses a cancellation now and then. Callers bound each command with asyncio.timeout.
+    """
     return Redis.from_url(
         url,
         decode_responses=False,
         legacy_responses=False,
-        socket_timeout=socket_timeout_s,
-        socket_connect_timeout=min(COMMAND_TIMEOUT_S, socket_timeout_s),
+        socket_timeout=None,
+        socket_connect_timeout=connect_timeout_s,
         retry=Retry(NoBackoff(), 0),
         # With these on, redis-py hands out idle connections that the server has closed.
         maint_notifications_config=MaintNotificationsConfig(enabled=False),

@@ -7,6 +7,7 @@ as back when nothing fails any more.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -27,8 +28,11 @@ _OUT_OF_REACH = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 class Link:
     """Every method raises TransportError; callers try again later, with backoff."""
 
-    def __init__(self, redis: Redis, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, redis: Redis, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.redis = redis
+        self.timeout_s = timeout_s  # of one command
         self._clock = clock
         self._back_at: float | None = None  # monotonic second of the last return, if it ever left
         self._failing: dict[str, bool] = {}  # what fails → whether Redis was reached and refused
@@ -48,10 +52,16 @@ class Link:
     async def run(self, call: Call[T]) -> T:
         """Run one function of the queue."""
         try:
-            result = await functions.run(self.redis, call)
+            async with asyncio.timeout(self.timeout_s):
+                result = await functions.run(self.redis, call)
         except TransportError as error:
             self.lost(call.function, error)
             raise
+        except TimeoutError as cause:
+            late = TransportError(f"Redis: no answer to {call.function} in {self.timeout_s:g} s")
+            late.__cause__ = cause
+            self.lost(call.function, late)
+            raise late from cause
         self.found(call.function)
         return result
 

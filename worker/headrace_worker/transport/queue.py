@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class RedisQueue:
     def __init__(
         self,
         link: Link,
-        blocking: Redis,  # for reads that wait: its socket timeout is longer than any wait
+        blocking: Redis,  # for reads that wait
         keys: Keys,
         *,
         worker_id: str,
@@ -83,7 +84,8 @@ class RedisQueue:
     async def wait_for_work(self, cursor: str, timeout_s: float) -> None:
         """Sleep until the wake stream has an entry after the cursor, or the time is over."""
         try:
-            await self._blocking.xread({self._keys.wake: cursor}, block=round(timeout_s * 1000))
+            async with asyncio.timeout(timeout_s + self._link.timeout_s):
+                await self._blocking.xread({self._keys.wake: cursor}, block=round(timeout_s * 1000))
         except (redis_errors.RedisError, OSError) as error:
             raise self._lost("wait", error) from error
         self._link.found("wait")
@@ -92,7 +94,8 @@ class RedisQueue:
         """Return what earlier epochs emitted; raises ProtocolError for a log that is unreadable."""
         name = self._keys.token_log(grant.tenant, grant.request_id)
         try:
-            entries: Any = await self._link.redis.xrange(name)
+            async with asyncio.timeout(self._link.timeout_s):
+                entries: Any = await self._link.redis.xrange(name)
         except (redis_errors.RedisError, OSError) as error:
             raise self._lost("read", error) from error
         self._link.found("read")
