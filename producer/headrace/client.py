@@ -166,17 +166,19 @@ class AsyncClient:
         Prompts are read as they are needed. The request of prompt number i has the id
         ``<request_id>:<i>``. The first failure is raised and cancels the rest, unless
         ``return_errors`` has failures yielded in the place of their results. A full queue is
-        waited out.
+        waited out, and so is a long one: unless a timeout was given here or to the client, a first
+        chunk may take an hour.
         """
         refuse_text(prompts)
         check_count("max_in_flight", max_in_flight)
         jobs = JobMaker(options)
+        patience = timeout or self._core.bulk_timeout
 
         async def start(item: Item) -> Completion | RequestError | RequestTimeout:
             job = jobs.make(item)
             try:
                 submission = self._core.prepare(job.prompt, job.options, attached=False)
-                return await self._generate_when_room(submission, timeout, cancel_on_exit)
+                return await self._generate_when_room(submission, patience, cancel_on_exit)
             except (RequestError, RequestTimeout) as error:
                 if return_errors:
                     return error
@@ -232,9 +234,9 @@ class AsyncClient:
         )
 
     async def _generate_when_room(
-        self, submission: Submission, timeout: Timeout | None, cancel_on_exit: bool
+        self, submission: Submission, timeout: Timeout, cancel_on_exit: bool
     ) -> Completion:
-        total_s = (timeout or self._core.timeout).total
+        total_s = timeout.total
         clock = asyncio.get_running_loop()
         give_up_s = None if total_s is None else clock.time() + total_s
         while True:

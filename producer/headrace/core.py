@@ -15,6 +15,8 @@ from headrace.submission import Defaults, Submission, prepare
 from headrace.types import Prompt, RequestStatus, Timeout
 
 DEFAULT_MAX_CONNECTIONS = 16
+# Of many requests most wait for the others, and a worker that takes over begins with all of them.
+BULK_TIMEOUT = Timeout(first_chunk=3600.0, between_chunks=600.0)
 
 
 class ClientCore:
@@ -35,6 +37,7 @@ class ClientCore:
             check_count("max_queued", max_queued)
         self.keys = Keys(queue)
         self.timeout = Timeout() if timeout is None else timeout
+        self.bulk_timeout = BULK_TIMEOUT if timeout is None else timeout
         self.connections = ConnectionSettings(url, max_connections)
         self._defaults = Defaults(
             keys=self.keys,

@@ -163,7 +163,8 @@ class Client:
         Prompts are read as they are needed. The request of prompt number i has the id
         ``<request_id>:<i>``. The first failure is raised and cancels the rest, unless
         ``return_errors`` has failures yielded in the place of their results. A full queue is
-        waited out.
+        waited out, and so is a long one: unless a timeout was given here or to the client, a first
+        chunk may take an hour.
         """
         refuse_text(prompts)
         check_count("max_in_flight", max_in_flight)
@@ -171,7 +172,7 @@ class Client:
             self._core,
             self._link,
             JobMaker(options),
-            timeout=timeout or self._core.timeout,
+            timeout=timeout or self._core.bulk_timeout,
             cancel_on_exit=cancel_on_exit,
         )
         return bulk.run(prompts, max_in_flight, return_errors=return_errors)

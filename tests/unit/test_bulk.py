@@ -8,7 +8,9 @@ from contextlib import aclosing
 
 import pytest
 
+from headrace import Timeout
 from headrace.bulk import JobMaker, as_completed, refuse_text
+from headrace.core import ClientCore
 from headrace.errors import ConfigurationError
 
 
@@ -157,3 +159,30 @@ def test_one_prompt_is_not_several(prompts: object) -> None:
     """A single prompt in the place of many is refused, and shown."""
     with pytest.raises(ConfigurationError, match=r"text|prompt"):
         refuse_text(prompts)
+
+
+def make_core(timeout: Timeout | None) -> ClientCore:
+    """Return the settings of a client that never connects."""
+    return ClientCore(
+        "redis://localhost",
+        queue="q",
+        tenant="t",
+        timeout=timeout,
+        result_ttl=60.0,
+        max_queued=None,
+        max_connections=4,
+    )
+
+
+def test_many_requests_are_waited_for_longer_than_one() -> None:
+    """The last of many may stand in the queue for longer than a lone request is allowed to."""
+    core = make_core(None)
+    assert core.timeout == Timeout()
+    assert core.bulk_timeout.first_chunk > core.timeout.first_chunk
+    assert core.bulk_timeout.between_chunks > core.timeout.between_chunks
+
+
+def test_a_timeout_of_ones_own_holds_for_many_as_for_one() -> None:
+    """Nothing is stretched behind the back of a caller who said how long to wait."""
+    own = Timeout(first_chunk=1.0)
+    assert make_core(own).bulk_timeout is own

@@ -85,8 +85,8 @@ def _text(value: bytes | str | None) -> str | None:
 def _open(url: str, connect_timeout_s: float) -> Redis:
     """Return a client that never tries twice by itself: the caller knows what may be repeated.
 
-    Its sockets have no timeout: with one, redis-py sends by way of asyncio.wait_for, which in Python
-    3.11 loses a cancellation now and then. Callers bound each command with asyncio.timeout.
+    Its sockets have no timeout: with one, redis-py sends by way of asyncio.wait_for, which in
+    Python 3.11 loses a cancellation now and then. Callers bound each command with asyncio.timeout.
     """
     return Redis.from_url(
         url,
