@@ -99,8 +99,9 @@ def test_a_stop_leaves_time_to_drain(name: str) -> None:
     assert _seconds(service["stop_grace_period"]) > drain
 
 
-def test_a_plain_up_starts_the_queue_alone() -> None:
-    """Each worker is in a profile of its own, and the backend is in both."""
+def test_a_plain_up_starts_queue_gpu_worker_and_backend() -> None:
+    """Each worker is in a profile of its own, the backend is in both, and .env chooses gpu."""
+    assert "COMPOSE_PROFILES=gpu" in (ROOT / ".env").read_text().splitlines()
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
     assert profiles == {
         "queue": [],
