@@ -7,8 +7,8 @@ What is expected is learned from those who left: the share of max_tokens that th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from math import ceil
 
 from headrace_worker.engine.block_pool import BlockPool
 from headrace_worker.engine.growth import Growth
@@ -16,7 +16,9 @@ from headrace_worker.engine.messages import SequenceFailure
 from headrace_worker.engine.sequence import Sequence
 from headrace_worker.engine.settings import Reserve
 
-_CAUTION = 8  # times as much growth is expected after each preemption
+# What is expected of growth is a share in [0, 1] to one of these powers: by the number of
+# preemptions it is the share itself, then half way to the worst case, then the worst case.
+_CAUTION = (1.0, 0.5, 0.0)
 
 
 class Admission:
@@ -45,8 +47,8 @@ class Admission:
             return SequenceFailure(seq.seq_id, "context_length_exceeded", message)
         if needed > self.max_model_len:
             message = (
-                f"a prompt of {seq.num_prompt_tokens} tokens does not fit the KV cache, which holds"
-                f" {self._pool.capacity_tokens} tokens"
+                f"a prompt of {seq.num_prompt_tokens} tokens leaves no room for output"
+                f" in a KV cache of {self._pool.capacity_tokens} tokens"
             )
             return SequenceFailure(seq.seq_id, "kv_capacity_exceeded", message)
         return None
@@ -54,9 +56,9 @@ class Admission:
     def fits(self, seq: Sequence, cached_blocks: list[int], running: Iterable[Sequence]) -> bool:
         """Say whether a waiting sequence may enter next to the running ones.
 
-        For one that was preempted the guess was wrong, so each time more growth is expected of all,
-        up to the worst case: no ping-pong. To ask for the worst case at once would be no better:
-        the worst case of a large max_tokens only fits once nearly everybody has left.
+        For one that was preempted the guess was wrong, so more growth is expected of everybody: no
+        ping-pong. The worst case is kept for the second time, because with a large max_tokens it
+        only fits once nearly everybody has left.
         """
         growth = self._expected_growth(seq.num_preemptions)
         reserved = sum(self._blocks_to_come(other, growth) for other in running)
@@ -77,10 +79,10 @@ class Admission:
     def _expected_growth(self, num_preemptions: int = 0) -> float:
         if self._reserve is Reserve.WORST:
             return 1.0
-        return min(1.0, self._growth.share * _CAUTION**num_preemptions)
+        return math.pow(self._growth.share, _CAUTION[min(num_preemptions, len(_CAUTION) - 1)])
 
     def _blocks_to_come(self, seq: Sequence, growth: float) -> int:
-        output = ceil(growth * seq.remaining_output_tokens(self.max_model_len))
+        output = math.ceil(growth * seq.remaining_output_tokens(self.max_model_len))
         # The last token of all is sampled but never computed, so it takes no slot.
         num_slots = seq.num_tokens + max(0, output - 1)
         return self._pool.blocks_for(num_slots) - len(seq.block_table)

@@ -79,6 +79,8 @@ class Engine:
         """Drop sequences in any state and free their blocks; unknown ids are ignored."""
         for seq_id in seq_ids:
             if seq := self._sequences.pop(seq_id, None):
+                # Most often it said a stop string, which only the other process can see.
+                self.scheduler.admission.learn_from(seq)
                 self.scheduler.remove(seq)
                 self._has_freed_blocks = True
 
