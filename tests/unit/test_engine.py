@@ -218,6 +218,19 @@ def test_an_abort_is_followed_by_news_of_the_free_blocks() -> None:
     assert not engine.has_work
 
 
+def test_answers_that_end_with_a_stop_string_let_more_requests_in() -> None:
+    """They end with an abort, and what they left of their max_tokens is learned all the same."""
+    engine = make_engine(num_blocks=60)
+    for seq_id in range(1, 200):
+        engine.add(request(seq_id, [1, 2], max_tokens=100))
+        engine.step()
+        engine.abort([seq_id])
+        engine.step()
+    for seq_id in range(201, 209):
+        engine.add(request(seq_id, [seq_id % 60], max_tokens=100))
+    assert engine.step().num_running == 8
+
+
 def test_a_second_batch_on_the_same_engine_is_complete() -> None:
     """Ten requests, then ten more: twenty answers (B39)."""
     engine = make_engine()
@@ -251,6 +264,15 @@ def test_tenants_never_share_a_prefix() -> None:
     run(engine, request(1, long_prompt(1, 21), salt=b"a"))
     answers = run(engine, request(2, long_prompt(1, 21), salt=b"b"))
     assert answers.outcomes[0].admitted == ((2, 0),)
+
+
+def test_a_resumed_sequence_saves_no_more_than_its_prompt() -> None:
+    """Its own output may be cached, too, but usage counts cached tokens of the prompt."""
+    engine = make_engine()
+    answers = run(engine, request(1, long_prompt(1, 9), max_tokens=12))
+    token_ids = [*long_prompt(1, 9), *answers.tokens[1][:11]]
+    again = run(engine, request(2, token_ids, num_prompt_tokens=9, max_tokens=12))
+    assert again.outcomes[0].admitted == ((2, 9),)
 
 
 def test_a_resumed_sequence_goes_on_where_the_log_ends() -> None:
@@ -323,6 +345,21 @@ def test_padding_beyond_the_tokenizer_is_never_sampled() -> None:
     engine = make_engine(decoder=OracleDecoder(bias={62: 100.0, 63: 100.0}), sampled_vocab_size=62)
     command = request(1, [1, 2], temperature=1.0)
     assert max(run(engine, command).tokens[1]) < 62
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        request(1, [1, 2], logit_bias=((63, 100.0), (5, 90.0))),
+        request(1, [63, 2], repetition_penalty=1.2, logit_bias=((5, 90.0),)),
+    ],
+    ids=["bias", "penalty"],
+)
+def test_padding_in_a_request_does_not_break_the_engine(command: AddSequence) -> None:
+    """An id between tokenizer and embedding may be biased or penalized: nobody dies (B21, B24)."""
+    answers = run(make_engine(sampled_vocab_size=62), command, request(2, [5]))
+    assert answers.tokens[1] == [5] * 8
+    assert answers.tokens[2] == solo(request(2, [5]))
 
 
 def test_an_outcome_tells_how_much_was_computed_and_who_waits() -> None:

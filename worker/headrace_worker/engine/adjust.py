@@ -20,13 +20,17 @@ def needs_adjustment(seq: Sequence) -> bool:
 
 
 def adjust_logits(row: torch.Tensor, seq: Sequence) -> None:
-    """Change one row ``[vocab]`` in place: logit bias, then penalties, then the min-tokens mask."""
-    if seq.sampling.logit_bias:
-        token_ids, biases = zip(*seq.sampling.logit_bias, strict=True)
-        row[list(token_ids)] += torch.tensor(biases, dtype=row.dtype, device=row.device)
+    """Change one row ``[vocab]`` in place: logit bias, then penalties, then the min-tokens mask.
+
+    A row may be shorter than the model's vocabulary: ids beyond it are padding and passed over.
+    """
+    biases = [(token_id, bias) for token_id, bias in seq.sampling.logit_bias if token_id < len(row)]
+    if biases:
+        token_ids, values = zip(*biases, strict=True)
+        row[list(token_ids)] += torch.tensor(values, dtype=row.dtype, device=row.device)
     _penalize(row, seq)
     if _masks_stop_tokens(seq):
-        known = [token_id for token_id in seq.stop_token_ids if token_id < row.shape[0]]
+        known = [token_id for token_id in seq.stop_token_ids if token_id < len(row)]
         row[known] = float("-inf")
 
 
@@ -34,6 +38,7 @@ def _penalize(row: torch.Tensor, seq: Sequence) -> None:
     spec = seq.sampling
     if spec.repetition_penalty != 1:  # over prompt and output (CTRL, Keskar et al. 2019)
         seen = torch.unique(torch.tensor(seq.token_ids, device=row.device))
+        seen = seen[seen < len(row)]
         logits = row[seen]
         penalty = spec.repetition_penalty
         row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)

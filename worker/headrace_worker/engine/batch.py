@@ -1,7 +1,8 @@
-"""From a schedule to the packed batch: plain tensors, no padding, nothing per token in Python."""
+"""From a schedule to the packed batch: plain tensors, no padding, no Python step per token."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as ReadOnlyList
 from itertools import accumulate, chain
 
@@ -44,9 +45,13 @@ def _new_token_ids(scheduled: ReadOnlyList[ScheduledSequence], ends: list[int]) 
 
 
 def _pad(rows: list[list[int]]) -> torch.Tensor:
+    """Through an array, which takes a row several times as fast as a tensor takes nested lists."""
     width = max(map(len, rows))
-    padded = [row + [TRASH_BLOCK] * (width - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.int32)
+    padded = array("i")  # int32
+    for row in rows:
+        padded.fromlist(row)
+        padded.fromlist([TRASH_BLOCK] * (width - len(row)))
+    return torch.frombuffer(padded, dtype=torch.int32).view(len(rows), width)
 
 
 def _slots(

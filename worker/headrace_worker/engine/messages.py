@@ -133,11 +133,11 @@ class StepOutcome:
     tokens: tuple[SampledToken, ...]
     finished: tuple[tuple[int, SequenceFinish], ...]  # (seq_id, why); its last token is in `tokens`
     failed: tuple[SequenceFailure, ...]
-    admitted: tuple[tuple[int, int], ...]  # (seq_id, num_cached_tokens), first admission only
+    admitted: tuple[tuple[int, int], ...]  # (seq_id, cached prompt tokens), first admission only
     preempted: tuple[int, ...]  # seq_ids sent back to waiting in this step
     num_running: int
     num_waiting: int
-    free_blocks: int  # free or evictable, less what waiting sequences will need
+    free_blocks: int  # free or evictable, less what running and waiting sequences will need
     num_blocks: int
     num_scheduled_tokens: int
     num_prefill_tokens: int  # of these, tokens of prefill chunks

@@ -16,7 +16,7 @@ LOGPROB_FLOOR = -9999.0  # finite, because JSON knows no infinity
 
 
 def sample(
-    logits: torch.Tensor,  # [num_rows, vocab] float32, not kept unchanged
+    logits: torch.Tensor,  # [num_rows, vocab] float32
     seqs: ReadOnlyList[Sequence],
 ) -> list[SampledToken | SequenceFailure]:
     """Choose the next token of each sequence; a row without a finite maximum fails alone."""

@@ -68,7 +68,7 @@ class Sequence:
         self.block_digests: list[bytes] = []  # prefix-cache keys of full blocks, computed on demand
         self.num_registered_blocks = 0  # leading blocks of the table that the prefix cache knows
         self.num_computed_tokens = 0  # leading tokens whose keys and values are in the cache
-        self.num_cached_tokens = 0  # of these, taken from the prefix cache at the first admission
+        self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
         self.num_preemptions = 0
         self.was_admitted = False
 
@@ -112,7 +112,7 @@ class Sequence:
         self.num_registered_blocks = len(cached_blocks)
         self.num_computed_tokens = num_cached_tokens
         if not self.was_admitted:
-            self.num_cached_tokens = num_cached_tokens
+            self.num_cached_tokens = min(num_cached_tokens, self.num_prompt_tokens)
             self.was_admitted = True
 
     def preempt(self) -> list[int]:
