@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from headrace_worker.engine import memory
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.memory import (
     CPU_LIMIT_BYTES,
@@ -69,6 +72,24 @@ def test_the_budget_adds_up() -> None:
 
 def test_the_default_on_a_cpu_is_modest() -> None:
     """It never takes more than its limit, and something is there to take."""
+    assert 0 < default_cpu_kv_bytes() <= CPU_LIMIT_BYTES
+
+
+def test_memory_that_caches_files_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Loading a model fills the page cache; that leaves no less for the KV cache."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 8000000 kB\nMemFree: 9000 kB\nMemAvailable:  800000 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    assert default_cpu_kv_bytes() == 200_000 * 1024
+
+
+def test_without_meminfo_the_system_is_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not every system has /proc."""
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
     assert 0 < default_cpu_kv_bytes() <= CPU_LIMIT_BYTES
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace_worker.engine.errors import SettingsError
 
 CPU_SHARE = 0.25  # of the free memory, for the KV cache, when nothing was configured
 CPU_LIMIT_BYTES = 1024**3  # and never more than this
+_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +79,13 @@ def estimate_activation_bytes(
 
 def default_cpu_kv_bytes() -> int:
     """Return a modest share of the memory that is free now: others live on this machine, too."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(CPU_SHARE * available), CPU_LIMIT_BYTES)
+    return min(int(CPU_SHARE * _available_bytes()), CPU_LIMIT_BYTES)
+
+
+def _available_bytes() -> int:
+    """Where Linux says so, what the page cache would give back counts: a model was just read."""
+    try:
+        lines = _MEMINFO.read_text("ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line)
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
