@@ -25,6 +25,13 @@ BASE: dict[str, Any] = {
 }
 
 
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 def read(folder: Path, generation: object | None = None, **changes: Any) -> ModelConfig:
     """Write config.json (and generation_config.json) with ``changes``, then read it."""
     (folder / "config.json").write_text(json.dumps({**BASE, **changes}))
@@ -120,6 +127,9 @@ def test_end_of_sequence_ids(
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_theta": "high"}, "rope type 'default': bad parameters .*'high'"),
+        ({"rope_scaling": {**YARN, "factor": None}}, "rope type 'yarn': bad parameters .*None"),
+        ({"rope_scaling": {**YARN, "factor": "four"}}, "rope type 'yarn': bad parameters .*'four'"),
     ],
 )
 def test_what_is_not_supported_is_refused(
@@ -140,6 +150,15 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[1,")
     with pytest.raises(ModelLoadError, match="cannot read the configuration"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "generation", [[], 5, {"eos_token_id": "</s>"}, {"eos_token_id": [1, [2]]}], ids=str
+)
+def test_an_end_of_sequence_id_that_is_none_is_refused(tmp_path: Path, generation: object) -> None:
+    """A generation_config.json of another shape is a load error, not an id that never comes."""
+    with pytest.raises(ModelLoadError, match="cannot read the configuration"):
+        read(tmp_path, generation)
 
 
 def test_values_of_an_unknown_family_are_refused() -> None:

@@ -59,8 +59,7 @@ def read_config(folder: Path) -> ModelConfig:
     eos = _eos_ids(hf_config.eos_token_id)
     generation_file = folder / "generation_config.json"
     if generation_file.is_file():
-        generation = _guarded(folder, lambda: json.loads(generation_file.read_text("utf-8")))
-        eos = _eos_ids(generation.get("eos_token_id")) or eos
+        eos = _guarded(folder, lambda: _generation_eos_ids(generation_file)) or eos
     return from_transformers(hf_config, eos)
 
 
@@ -147,10 +146,21 @@ def _windows(hf_config: Any) -> tuple[int | None, ...]:
     return tuple(known[layer_type] for layer_type in layer_types)
 
 
-def _eos_ids(value: int | list[int] | None) -> tuple[int, ...]:
+def _generation_eos_ids(path: Path) -> tuple[int, ...]:
+    generation = json.loads(path.read_text("utf-8"))
+    if not isinstance(generation, dict):
+        raise ValueError(f"{path.name} holds {generation!r}, not an object")
+    return _eos_ids(generation.get("eos_token_id"))
+
+
+def _eos_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+    ids = tuple(value) if isinstance(value, list) else (value,)
+    for token_id in ids:
+        if not isinstance(token_id, int):
+            raise ValueError(f"eos_token_id holds {token_id!r}, not a token id")
+    return ids
 
 
 def _guarded(source: object, read: Callable[[], Any]) -> Any:

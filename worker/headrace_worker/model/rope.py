@@ -46,16 +46,15 @@ def resolve_rope(hf_config: Any, head_dim: int) -> RopeSpec:
         )
     if head_dim % 2:
         raise ModelLoadError(f"head_dim {head_dim} is odd; a rotation needs pairs")
-    if rope_type == "default":
-        frequencies, scaling = _default_frequencies(parameters["rope_theta"], head_dim), 1.0
-    else:
-        try:
+    try:
+        if rope_type == "default":
+            frequencies, scaling = _default_frequencies(parameters["rope_theta"], head_dim), 1.0
+        else:
             frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](hf_config, None)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelLoadError(f"rope type {rope_type!r}: bad parameters {parameters}") from error
-    return RopeSpec(
-        rope_type, tuple(frequencies.tolist()), float(scaling), _extended(rope_type, parameters)
-    )
+        extended = _extended(rope_type, parameters)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"rope type {rope_type!r}: bad parameters {parameters}") from error
+    return RopeSpec(rope_type, tuple(frequencies.tolist()), float(scaling), extended)
 
 
 class RotaryTable:
