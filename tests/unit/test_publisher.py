@@ -168,3 +168,24 @@ async def test_the_loop_survives_an_outage(press: Press) -> None:
         await eventually_async(is_published)
     finally:
         running.cancel()
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_a_stop_ends_it_also_when_news_come_at_that_moment(
+    press: Press, num_turns: int
+) -> None:
+    """Whatever turn of the loop the cancellation meets after news, it is not lost."""
+    running = asyncio.create_task(press.publisher.run())
+    request = press.books.running("r1")
+    press.books.say(request, 0)
+    await press.flush()
+    press.books.say(request, 1)  # due only later, so it sleeps with a limit
+    press.publisher.notify()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    press.publisher.notify()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=1)
+    assert done

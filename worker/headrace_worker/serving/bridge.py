@@ -11,6 +11,7 @@ import asyncio
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 from headrace_worker.engine.messages import (
@@ -98,9 +99,9 @@ class EngineBridge:
         """Let the current step end, then see to it that no child is left."""
         self.send(Shutdown())
         try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
         finally:
             self.kill()
         await self._process.wait()

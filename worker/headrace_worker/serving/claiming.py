@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from headrace.errors import TransportError
 from headrace.functions import Grant
@@ -128,7 +129,6 @@ class ClaimLoop:
         )
 
     async def _sleep(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._stopped.wait(), seconds)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()

@@ -109,7 +109,8 @@ class Publisher:
             if wait_s is not None and wait_s <= 0:
                 return
             try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):  # wait_for may lose a cancellation in 3.11
+                    await self._news.wait()
             except TimeoutError:
                 return
 

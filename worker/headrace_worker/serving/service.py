@@ -186,7 +186,8 @@ class Service:
         """Let requests finish within the drain time; by default there is none."""
         self._report.draining(len(self._ledger))
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ledger.wait_until_empty(), self._drain_timeout_s)
+            async with asyncio.timeout(self._drain_timeout_s):
+                await self._ledger.wait_until_empty()
 
     async def _hand_over(self) -> None:
         """Emit what is there, give the rest back, stop the engine; whatever fails, in time."""
