@@ -40,8 +40,10 @@ def test_the_expected_sum_of_a_mix_is_its_real_sum() -> None:
     assert growth.share == pytest.approx(88 / 4008, rel=0.1)
 
 
-def test_the_share_is_never_more_than_all() -> None:
-    """A resumed sequence may arrive with more tokens than it was allowed."""
+def test_the_share_stays_within_nothing_and_all() -> None:
+    """Whatever is seen, nobody is expected to use less than nothing or more than allowed."""
     growth = Growth()
-    learn(growth, (50, 10), times=300)
+    learn(growth, (0, 10), times=300)
+    assert 0 <= growth.share < 0.01
+    learn(growth, (7, 7), (9000, 9000), times=300)
     assert 0.99 < growth.share <= 1

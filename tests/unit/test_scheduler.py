@@ -214,6 +214,18 @@ def test_after_a_preemption_an_engine_with_room_does_not_run_empty(
     assert (victim in scheduler.running) == returns
 
 
+def test_a_max_tokens_beyond_the_context_means_what_the_context_can_hold() -> None:
+    """Answers that fill the context have used all they could, however much they asked for."""
+    scheduler = make_scheduler(num_blocks=32, max_model_len=64)
+    full = Sequence(request(98, [1] * 64, num_prompt_tokens=4, max_tokens=10**6), arrival=0)
+    for _ in range(300):
+        scheduler.admission.learn_from(full)
+    for seq_id in range(1, 5):
+        add(scheduler, seq_id, 4, max_tokens=10**6)
+    advance(scheduler)
+    assert len(scheduler.running) == 2  # 16 blocks each
+
+
 def test_an_exhausted_short_answer_says_nothing_about_a_long_one() -> None:
     """Those that use all of a max_tokens of 4 do not keep those out that may use 100."""
     scheduler = make_scheduler(num_blocks=32)

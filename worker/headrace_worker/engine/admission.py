@@ -73,8 +73,10 @@ class Admission:
 
     def learn_from(self, seq: Sequence) -> None:
         """Take a sequence that leaves into account, if it has generated anything."""
-        if seq.num_output_tokens > 0:
-            self._growth.learn(seq.num_output_tokens, seq.sampling.max_tokens)
+        num_used = seq.num_output_tokens
+        if num_used > 0:
+            num_allowed = num_used + seq.remaining_output_tokens(self.max_model_len)
+            self._growth.learn(num_used, num_allowed)
 
     def _expected_growth(self, num_preemptions: int = 0) -> float:
         if self._reserve is Reserve.WORST:

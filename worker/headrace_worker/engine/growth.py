@@ -23,8 +23,8 @@ class Growth:
         return self._mean_used / self._mean_allowed if self._mean_allowed else _FIRST_GUESS
 
     def learn(self, num_used: int, num_allowed: int) -> None:
-        """Take a sequence that has left into account; ``num_allowed`` is positive."""
+        """Take a sequence into account that has left; 0 <= ``num_used`` <= ``num_allowed`` > 0."""
         if not self._mean_allowed:
             self._mean_allowed, self._mean_used = num_allowed, _FIRST_GUESS * num_allowed
         self._mean_allowed += (num_allowed - self._mean_allowed) * _LEARNING_RATE
-        self._mean_used += (min(num_used, num_allowed) - self._mean_used) * _LEARNING_RATE
+        self._mean_used += (num_used - self._mean_used) * _LEARNING_RATE
