@@ -44,7 +44,7 @@ def test_a_plain_llama(tmp_path: Path) -> None:
     """Sizes come from the file, flags and head_dim from the family's defaults."""
     config = read(tmp_path)
     assert (config.num_layers, config.num_heads, config.num_kv_heads) == (4, 4, 2)
-    assert (config.head_dim, config.num_query_groups) == (16, 2)
+    assert config.head_dim == 16
     assert config.windows == (None,) * 4
     assert config.eos_token_ids == (2,)
 
@@ -121,6 +121,7 @@ def test_end_of_sequence_ids(
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization method 'awq'"),
         ({"num_key_value_heads": 3}, "4 attention heads are no multiple of 3"),
+        ({"num_attention_heads": 0}, "cannot read the configuration"),
         ({"num_key_value_heads": 0}, "4 attention heads are no multiple of 0"),
         ({"head_dim": 3}, "head_dim 3 is odd"),
         ({"head_dim": 15}, "head_dim`=15"),

@@ -43,11 +43,6 @@ class ModelConfig:
     windows: tuple[int | None, ...]  # per layer: sliding window in tokens; None is full attention
     eos_token_ids: tuple[int, ...]  # any of them ends a sequence; generation_config.json wins
 
-    @property
-    def num_query_groups(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_heads // self.num_kv_heads
-
 
 def read_config(folder: Path) -> ModelConfig:
     """Read ``config.json``; end-of-sequence ids come from ``generation_config.json`` if it has any.
@@ -172,6 +167,7 @@ def _guarded(source: object, read: Callable[[], Any]) -> Any:
         ValueError,
         TypeError,
         KeyError,
+        ZeroDivisionError,
         StrictDataclassClassValidationError,
         StrictDataclassFieldValidationError,
     ) as error:
