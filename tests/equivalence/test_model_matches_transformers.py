@@ -111,7 +111,7 @@ def test_greedy_tokens(variant: tuple[Any, LoadedModel], backend_name: str) -> N
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_gguf_file_computes_what_its_source_does(tmp_path: Path, family: str) -> None:
-    """Row order, biases and norms survive the way through a GGUF file."""
+    """Row order, biases and norms survive the way through a GGUF file (B45)."""
     torch.set_num_threads(1)
     source = build_tiny_model(family)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", source)
@@ -136,7 +136,7 @@ def test_bfloat16_rounds_like_transformers(tmp_path: Path) -> None:
 
 
 def test_neighbours_do_not_change_greedy_tokens(tmp_path: Path) -> None:
-    """Thirty-two prompts generate the same alone, in fours and all at once."""
+    """Thirty-two prompts generate the same alone, in fours and all at once (B14)."""
     torch.set_num_threads(1)
     build_tiny_model("llama").save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=torch.float32, device=CPU)

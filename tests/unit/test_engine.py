@@ -241,7 +241,7 @@ def test_a_second_batch_on_the_same_engine_is_complete() -> None:
 
 
 def test_a_repeated_add_is_counted_but_does_not_start_twice() -> None:
-    """The same id again leaves the first unharmed."""
+    """The same id again leaves the first unharmed (B37)."""
     engine = make_engine()
     answers = run(engine, request(1, [1, 2]), request(1, [1, 2]))
     assert answers.tokens == {1: solo(request(1, [1, 2]))}

@@ -56,7 +56,7 @@ def test_tables_equal_transformers(scaling: dict[str, Any], dtype: torch.dtype) 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling)))
 def test_old_and_new_fields_mean_the_same(scaling: dict[str, Any]) -> None:
-    """rope_theta with rope_scaling resolves to what rope_parameters does."""
+    """rope_theta with rope_scaling resolves to what rope_parameters does (B43)."""
     new = config_with(rope_parameters={"rope_theta": 5000.0, **scaling})
     old = config_with(rope_theta=5000.0, rope_scaling=dict(scaling))
     spec = resolve_rope(old, 16)

@@ -60,7 +60,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
-    """With tied embeddings the head is the embedding itself, counted once."""
+    """With tied embeddings the head is the embedding itself, counted once (B42)."""
     model = load(make_tiny_llama(tmp_path))
     assert HEAD not in load_file(tmp_path / "model.safetensors")
     assert model.decoder.head.weight is model.decoder.embedding
