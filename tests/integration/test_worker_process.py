@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from http.client import HTTPConnection
 
@@ -201,3 +202,18 @@ def get(port: int, path: str) -> tuple[int, str]:
     connection.request("GET", path)
     response = connection.getresponse()
     return response.status, response.read().decode()
+
+
+@ON_VALKEY
+def test_a_worker_that_still_fetches_its_model_leaves_at_once(farm: WorkerFarm) -> None:
+    """SIGTERM does not wait for a hub that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        worker = farm.start(env={"HEADRACE_MODEL": "owner/name", "HF_ENDPOINT": hub})
+        silent.settimeout(20)
+        asked, _ = silent.accept()
+        worker.send(signal.SIGTERM)
+        assert worker.wait(2) == 0
+        asked.close()
+    assert [e["event"] for e in worker.events()][-1] == "worker.stopped"
+    assert "never retrieved" not in worker.output

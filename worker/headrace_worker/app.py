@@ -24,6 +24,7 @@ from headrace_worker.serving.tokenizer import Tokenizer
 from headrace_worker.serving.tokenizer_store import load_tokenizer
 from headrace_worker.settings import WorkerSettings
 from headrace_worker.signals import StopSignals
+from headrace_worker.threads import run_abandonable
 from headrace_worker.transport.connection import Connections, check_server
 from headrace_worker.transport.link import Link
 
@@ -112,13 +113,9 @@ async def _wait_for_server(link: Link) -> None:
 
 
 async def _load_text_side(settings: WorkerSettings) -> tuple[Path, Tokenizer]:
-    """Find the model's files and load its tokenizer; both may take seconds, so on a thread."""
-
-    def load() -> tuple[Path, Tokenizer]:
-        model = resolve(settings.model)
-        return model, load_tokenizer(model)
-
-    return await asyncio.to_thread(load)
+    """Find the model's files, which may mean to download them, and load its tokenizer."""
+    model = await run_abandonable(lambda: resolve(settings.model))
+    return model, await asyncio.to_thread(load_tokenizer, model)  # seconds, with files to clear up
 
 
 async def _serve_pages(

@@ -59,6 +59,7 @@ class StopSignals:
         stopped.cancel()
         if not work.done():
             work.cancel()
+            await asyncio.gather(work, return_exceptions=True)  # retrieved, or asyncio complains
             return False
         work.result()
         return True
