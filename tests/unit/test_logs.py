@@ -16,7 +16,10 @@ import pytest
 import structlog
 
 import headrace_worker
+from headrace.errors import ErrorCode
 from headrace_worker import logs
+from headrace_worker.serving.request import End
+from support.serving_parts import Books
 
 # The events that exist, by level: what a person who reads logs can rely on.
 EVENTS = {
@@ -146,6 +149,11 @@ def test_times_are_utc_in_iso_8601() -> None:
         ("rediss://:hunter2@queue", "rediss://:***@queue"),
         ("redis://queue:6379/0", "redis://queue:6379/0"),
         ("unix:///run/queue.sock?db=0", "unix:///run/queue.sock?db=0"),
+        ("redis://:hun@ter2@queue", "redis://:***@queue"),
+        (
+            "unix:///run/queue.sock?password=hunter2&db=0",
+            "unix:///run/queue.sock?password=***&db=0",
+        ),
         ("no: redis://a:p@b and redis://c:q@d", "no: redis://a:***@b and redis://c:***@d"),
     ],
 )
@@ -213,3 +221,16 @@ def test_libraries_log_in_the_same_form() -> None:
     parsed = json.loads(line)
     assert (parsed["logger"], parsed["level"]) == ("redis", "warning")
     assert parsed["event"] == "lost redis://u:***@h"
+
+
+async def test_a_refusal_that_quotes_the_prompt_is_not_logged_with_it() -> None:
+    """The message goes to whoever asked; the log has its code."""
+    books = Books()
+    with structlog.testing.capture_logs() as lines:
+        request = books.running()
+        quoting = End.failed(ErrorCode.INVALID_REQUEST, "content must be text, not {'my secret'}")
+        books.ledger.end(request, quoting)
+        await books.ledger.finish(request)
+    assert books.queue.ended["r1"].error_message == quoting.message
+    assert "request.rejected" in {line["event"] for line in lines}
+    assert "secret" not in str(lines)

@@ -47,7 +47,8 @@ REQUEST_ADMITTED = "request.admitted"
 REQUEST_FIRST_TOKEN = "request.first_token"
 ENGINE_STEPPED = "engine.stepped"
 
-_PASSWORD = re.compile(r"(\w://[^\s/@:]*:)[^\s@]+@")
+_PASSWORD = re.compile(r"(\w://[^\s/@:]*:)\S+@")  # it may hold an @ itself
+_PASSWORD_OPTION = re.compile(r"([?&]password=)[^\s&]+")
 
 
 def configure_logs(
@@ -75,7 +76,7 @@ def get_logger(**facts: object) -> FilteringBoundLogger:
 
 def without_password(url: str) -> str:
     """Return the URL with its password replaced by ``***``."""
-    return _PASSWORD.sub(r"\1***@", url)
+    return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
 def _shared_steps() -> list[Processor]:

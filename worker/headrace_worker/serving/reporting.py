@@ -98,9 +98,8 @@ class Reporter:
                 logs.REQUEST_FAILED, request_id=request_id, code=code, error=end.message
             )
         elif end.state is RequestState.FAILED:
-            self._log.warning(
-                logs.REQUEST_REJECTED, request_id=request_id, code=code, error=end.message
-            )
+            # Its message may quote the prompt, and goes to whoever asked.
+            self._log.warning(logs.REQUEST_REJECTED, request_id=request_id, code=code)
         elif end.state is RequestState.CANCELLED:
             self._log.warning(logs.REQUEST_CANCELLED, request_id=request_id)
         self._log.info(
