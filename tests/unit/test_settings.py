@@ -174,12 +174,13 @@ def test_a_settings_error_is_a_configuration_error() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_passwords_are_not_shown() -> None:
+@pytest.mark.parametrize("url", ["http://user:hunter2@queue", ":hunter2@queue:6379"])
+def test_passwords_are_not_shown(url: str) -> None:
     """Neither the settings' own text, nor a problem, nor its traceback has the password."""
     assert "hunter2" not in repr(parse(NEEDED)) + str(parse(NEEDED).model_dump())
     assert parse(NEEDED).redis_address == "redis://user:***@queue:6379/0"
     with pytest.raises(SettingsError) as caught:
-        parse(["--redis-url", "http://user:hunter2@queue", "--model", "m"])
+        parse(["--redis-url", url, "--model", "m"])
     error: BaseException | None = caught.value
     assert error is not None
     assert "hunter2" not in str(error)
@@ -247,3 +248,11 @@ def test_settings_are_frozen() -> None:
     settings: Any = parse(NEEDED)
     with pytest.raises(pydantic.ValidationError):
         settings.queue = "other"
+
+
+def test_a_flag_is_not_guessed_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    """--redis is no flag: the headrace command would not see it, and serve another server."""
+    with pytest.raises(SystemExit) as left:
+        parse([*NEEDED, "--redis", "redis://other"])
+    assert left.value.code == 2
+    assert "--redis" in capsys.readouterr().err

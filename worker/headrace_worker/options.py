@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from headrace.errors import ConfigurationError
@@ -38,7 +38,9 @@ def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
     Raises SettingsError; an unknown flag and ``--help`` end the process, as is usual.
     """
     parser = argparse.ArgumentParser(
-        "headrace worker", description="Claim requests from a queue and answer them."
+        "headrace worker",
+        description="Claim requests from a queue and answer them.",
+        allow_abbrev=False,  # the headrace command looks for whole flags
     )
     add_arguments(parser)
     return load_settings(vars(parser.parse_args(argv)))
@@ -104,9 +106,11 @@ def _describe(item: Any, given: Mapping[str, object]) -> str:
     if item["type"] == "missing":
         return f"{flag(name)} or {variable(name)} is needed"
     if name in given:
-        return f"{flag(name)} {_shown(given[name])}: {reason}"
-    return f"{variable(name)}={_shown(os.environ.get(variable(name), ''))}: {reason}"
+        return f"{flag(name)} {_shown(name, given[name])}: {reason}"
+    return f"{variable(name)}={_shown(name, os.environ.get(variable(name), ''))}: {reason}"
 
 
-def _shown(value: object) -> str:
-    return without_password(str(value))
+def _shown(name: str, value: object) -> str:
+    is_secret = WorkerSettings.model_fields[name].annotation is SecretStr
+    # Without a scheme nobody can say which part of it is the password.
+    return "***" if is_secret and "://" not in str(value) else without_password(str(value))
