@@ -188,3 +188,13 @@ async def test_a_stopped_server_is_gone() -> None:
         await asyncio.open_connection("127.0.0.1", port)
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.port
+
+
+def test_nothing_runs_while_the_engine_is_down() -> None:
+    """The batch and the blocks of an engine that died are gone with it."""
+    metrics = Metrics()
+    metrics.observe_step(OUTCOME)
+    metrics.count_engine_restart()
+    assert _value(metrics, "engine_restarts_total") == 1
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert _value(metrics, name) == 0

@@ -82,8 +82,10 @@ class Metrics:
         self._reclaimed.inc(num_requests)
 
     def count_engine_restart(self) -> None:
-        """Count one more start of the engine process after the first."""
+        """Count one more start of the engine process; until it has loaded, nothing runs."""
         self._restarts.inc()
+        for gauge in (self._running, self._waiting, self._kv_usage):
+            gauge.set(0)
 
     def set_queue_depth(self, queued: int, running: int) -> None:
         """Set the true counts of the whole queue."""
