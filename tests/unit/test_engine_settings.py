@@ -85,6 +85,22 @@ def test_memory_that_caches_files_counts_as_free(
     assert default_cpu_kv_bytes() == 200_000 * 1024
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("500000000", 100_000_000), ("max", None)])
+def test_a_containers_limit_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, expected: int | None
+) -> None:
+    """What the container may still use bounds the cache, whatever the machine has."""
+    (tmp_path / "limit").write_text(f"{limit}\n")
+    (tmp_path / "use").write_text("100000000\n")
+    unlimited = default_cpu_kv_bytes()
+    monkeypatch.setattr(memory, "_CONTAINER_LIMIT", tmp_path / "limit")
+    monkeypatch.setattr(memory, "_CONTAINER_USE", tmp_path / "use")
+    if expected is None:
+        assert default_cpu_kv_bytes() == pytest.approx(unlimited, rel=0.2)
+    else:
+        assert default_cpu_kv_bytes() == expected
+
+
 def test_without_meminfo_the_system_is_asked_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from headrace_worker.engine.errors import SettingsError
 CPU_SHARE = 0.25  # of the free memory, for the KV cache, when nothing was configured
 CPU_LIMIT_BYTES = 1024**3  # and never more than this
 _MEMINFO = Path("/proc/meminfo")
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CONTAINER_USE = Path("/sys/fs/cgroup/memory.current")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,16 @@ def default_cpu_kv_bytes() -> int:
 
 
 def _available_bytes() -> int:
+    """What the machine can still give, and the container, if this is one with a limit."""
+    try:
+        limit = int(_CONTAINER_LIMIT.read_text("ascii"))
+        left = max(0, limit - int(_CONTAINER_USE.read_text("ascii")))
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return _available_on_machine()
+    return min(left, _available_on_machine())
+
+
+def _available_on_machine() -> int:
     """Where Linux says so, what the page cache would give back counts: a model was just read."""
     try:
         lines = _MEMINFO.read_text("ascii").splitlines()
