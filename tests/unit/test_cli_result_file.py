@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.cli.batch_file import id_digest
 from headrace.cli.batch_result import encode_line, error_line
+from headrace.cli.exits import CommandError
 from headrace.cli.result_file import ResultFile
 from headrace.errors import ConfigurationError
 
@@ -49,7 +51,7 @@ def test_a_new_file_is_made_and_appended_to(tmp_path: Path) -> None:
 def test_answers_of_an_earlier_run_are_known_and_kept(tmp_path: Path) -> None:
     """A second run sees what is done and adds to it."""
     path = tmp_path / "out.jsonl"
-    write(path, answered("a"), failed("b", "context_length_exceeded"))
+    write(path, answered("a"), failed("b", "dead_lettered"))
     with ResultFile(path) as results:
         results.append(answered("c"))
     assert results.earlier.answered == {id_digest("a"), id_digest("b")}
@@ -67,10 +69,11 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     assert ids(path) == ["a", "b"]
 
 
-def test_retryable_errors_are_taken_out_and_their_tries_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["engine_failure", "context_length_exceeded", "unknown_model"])
+def test_errors_are_taken_out_and_their_tries_counted(tmp_path: Path, code: str) -> None:
     """What will be asked again leaves the file, so no input line has two result lines."""
     path = tmp_path / "out.jsonl"
-    write(path, failed("a", "engine_failure", attempt=3), answered("b"))
+    write(path, failed("a", code, attempt=3), answered("b"))
     with ResultFile(path) as results:
         assert ids(path) == ["b"]
     assert results.earlier.attempts == {id_digest("a"): 3}
@@ -125,3 +128,37 @@ def test_a_rewrite_leaves_no_other_file(tmp_path: Path) -> None:
     with ResultFile(path):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_linked_output_stays_a_link(tmp_path: Path) -> None:
+    """A resume rewrites the file that the link leads to."""
+    path, link = tmp_path / "out.jsonl", tmp_path / "link"
+    write(path, answered("a"), tail=b"{")
+    link.symlink_to(path)
+    with ResultFile(link) as results:
+        results.append(answered("b"))
+    assert link.is_symlink()
+    assert ids(path) == ["a", "b"]
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
+def test_a_device_is_refused(device: str) -> None:
+    """What cannot be read back cannot be resumed; a dash and the shell can write there."""
+    with pytest.raises(ConfigurationError, match="not a file"), ResultFile(Path(device)):
+        pass
+
+
+def test_a_full_disk_is_said_in_a_line(tmp_path: Path) -> None:
+    """The command ends with the reason, and what was written whole is there for the next run."""
+    path = tmp_path / "out.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    line_bytes = len(encode_line(answered("a")))
+    with pytest.raises(CommandError, match="cannot be written"), ResultFile(path) as results:
+        results.append(answered("a"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (line_bytes + 10, hard))
+        try:
+            results.append(answered("b"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with ResultFile(path) as results:
+        assert results.earlier.answered == {id_digest("a")}
