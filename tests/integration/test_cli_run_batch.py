@@ -125,14 +125,15 @@ def test_a_mended_line_is_asked_in_the_second_run(
     assert results(files[1])["a"]["error"] is None
 
 
-def test_a_failure_of_ours_is_tried_again_by_the_second_run(
-    run_batch: RunBatch, redis_url: str, queue: Keys, files: tuple[Path, Path]
+@pytest.mark.parametrize("code", [ErrorCode.ENGINE_FAILURE, ErrorCode.UNKNOWN_MODEL])
+def test_what_a_worker_refused_is_tried_again_by_the_second_run(
+    run_batch: RunBatch, redis_url: str, queue: Keys, files: tuple[Path, Path], code: ErrorCode
 ) -> None:
     """Its error line gives way to an answer, though Redis still knows the failed tries."""
     files[0].write_bytes(line("a"))
-    with FakeWorker(redis_url, queue=queue.queue, fail_with=ErrorCode.ENGINE_FAILURE):
+    with FakeWorker(redis_url, queue=queue.queue, fail_with=code):
         assert run_batch().code == 1
-    assert results(files[1])["a"]["error"]["code"] == "engine_failure"
+    assert results(files[1])["a"]["error"]["code"] == code.value
     with FakeWorker(redis_url, queue=queue.queue):
         assert run_batch().code == 0
     assert len(files[1].read_bytes().splitlines()) == 1

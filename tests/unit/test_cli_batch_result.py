@@ -15,7 +15,6 @@ from headrace.cli.batch_result import (
     answer_line,
     encode_line,
     error_line,
-    is_retryable,
 )
 from headrace.errors import ErrorCode
 from headrace.keys import check_request_id
@@ -111,14 +110,6 @@ def test_every_error_code_has_a_status(code: ErrorCode) -> None:
     assert 400 <= HTTP_STATUS[code] <= 599
     line = error_line("l", "q", code.value, "m", "r")
     assert line["response"]["status_code"] == HTTP_STATUS[code]
-
-
-def test_only_what_may_end_better_is_retryable() -> None:
-    """Faults of ours are asked again; a "no" to the question is not."""
-    assert is_retryable("engine_failure")
-    assert is_retryable("lost")
-    assert not is_retryable("context_length_exceeded")
-    assert not is_retryable("invalid_line")
 
 
 @pytest.mark.parametrize(

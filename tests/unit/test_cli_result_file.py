@@ -148,17 +148,22 @@ def test_a_device_is_refused(device: str) -> None:
         pass
 
 
+def append_beyond(path: Path, num_bytes: int) -> None:
+    """Append two lines where no file may be larger than so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        with ResultFile(path) as results:
+            results.append(answered("a"))
+            results.append(answered("b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_full_disk_is_said_in_a_line(tmp_path: Path) -> None:
     """The command ends with the reason, and what was written whole is there for the next run."""
     path = tmp_path / "out.jsonl"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    line_bytes = len(encode_line(answered("a")))
-    with pytest.raises(CommandError, match="cannot be written"), ResultFile(path) as results:
-        results.append(answered("a"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (line_bytes + 10, hard))
-        try:
-            results.append(answered("b"))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(CommandError, match="cannot be written"):
+        append_beyond(path, len(encode_line(answered("a"))) + 10)
     with ResultFile(path) as results:
         assert results.earlier.answered == {id_digest("a")}

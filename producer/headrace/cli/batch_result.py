@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.cli.batch_body import CHAT_URL
 from headrace.cli.batch_file import BatchRequest, shorten
-from headrace.errors import CLASS_OF_CODE, ErrorCode
+from headrace.errors import ErrorCode
 from headrace.types import Completion, TokenLogprob
 
 HTTP_STATUS: dict[ErrorCode, int] = {
@@ -75,11 +75,6 @@ def encode_line(line: dict[str, Any]) -> bytes:
         return text.translate(_LINE_BREAKS).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate
         return json.dumps(line, allow_nan=False).encode() + b"\n"
-
-
-def is_retryable(code: str) -> bool:
-    """Whether asking again may end better."""
-    return code in HTTP_STATUS and CLASS_OF_CODE[ErrorCode(code)].retryable
 
 
 def _choice(index: int, completion: Completion, is_chat: bool) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from headrace.cli.batch_file import id_digest
-from headrace.cli.batch_result import encode_line, is_retryable
-from headrace.errors import ConfigurationError
+from headrace.cli.batch_result import encode_line
+from headrace.cli.exits import CommandError
+from headrace.errors import ConfigurationError, ErrorCode
 
 SYNC_EVERY_S = 1.0
+FINAL_ERRORS = (ErrorCode.DEAD_LETTERED, ErrorCode.CANCELLED)
+"""One would take down the next worker; the other is what somebody wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +27,28 @@ class EarlierRun:
     """What earlier runs left in a result file."""
 
     answered: frozenset[bytes] = frozenset()  # digests of the custom_ids that are done
-    num_failed: int = 0  # of those, how many with an error that asking again cannot mend
+    num_failed: int = 0  # of those, how many with an error that is final
     attempts: dict[bytes, int] = field(default_factory=dict)  # digest → tries of what is not done
 
 
 class ResultFile:
     """An append-only file of result lines, held by one process; a context manager.
 
-    On opening, a torn last line is cut off and error lines that will be tried again are taken out,
+    On opening, a torn last line is cut off and error lines that will be asked again are taken out,
     so the file never holds two lines for one input line. Raises ConfigurationError when it cannot
-    be written, is held by another run, or holds something else than result lines.
+    be written, is held by another run, or holds something else than result lines; CommandError when
+    a write fails later.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.resolve()  # a rewrite must not replace a link
         self._file: BinaryIO | None = None
         self._synced_at_s = 0.0
         self.earlier = EarlierRun()
 
     def __enter__(self) -> Self:
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigurationError(f"{self._path} is not a file; -o - writes to stdout")
         try:
             lock = open(self._path, "ab")
             try:
@@ -66,24 +72,31 @@ class ResultFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            self._sync()
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as failure:
+            if error is None:
+                raise self._unwritable(failure) from failure
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line in one piece; force it to disk at most once a second."""
         assert self._file is not None, "append outside the with block"
-        self._file.write(encode_line(line))
-        self._file.flush()
-        if time.monotonic() - self._synced_at_s > SYNC_EVERY_S:
-            self._sync()
+        try:
+            self._file.write(encode_line(line))
+            self._file.flush()
+            if time.monotonic() - self._synced_at_s > SYNC_EVERY_S:
+                os.fsync(self._file.fileno())
+                self._synced_at_s = time.monotonic()
+        except OSError as failure:
+            raise self._unwritable(failure) from failure
 
-    def _sync(self) -> None:
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._synced_at_s = time.monotonic()
+    def _unwritable(self, failure: OSError) -> CommandError:
+        return CommandError(f"{self._path} cannot be written: {failure}")
 
     def _hold(self, file: BinaryIO) -> None:
         try:
@@ -147,14 +160,11 @@ def _whole_lines(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, dict[str, 
 
 
 def _stays(line: dict[str, Any]) -> bool:
-    """Whether a line is final: an answer, or a "no" of the queue that asking again cannot mend.
+    """Whether a line is final: an answer, or an end that must not be repeated by itself.
 
-    What never reached the queue is read again, since its line may have been mended.
+    Any other error is asked again: its line may have been mended, or another worker serves now.
     """
-    if line["error"] is None:
-        return True
-    reached_queue = line["response"]["request_id"] is not None
-    return reached_queue and not is_retryable(line["error"]["code"])
+    return line["error"] is None or line["error"]["code"] in FINAL_ERRORS
 
 
 def _attempt(line: dict[str, Any]) -> int:

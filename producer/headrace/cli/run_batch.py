@@ -63,8 +63,9 @@ def run_batch(
     """Answer a file of OpenAI batch lines; run it again to go on where it was stopped.
 
     Results come as they finish, one line for each line of the input, matched by custom_id. A second
-    run skips what is answered, tries again what failed for a passing reason, and attaches to what
-    is still in the queue. Exit code 0 when every line was answered, 1 when some failed.
+    run skips what is answered, asks again what failed (but dead letters and what was cancelled),
+    and attaches to what is still in the queue. Exit code 0 when every line was answered, 1 when
+    some failed.
 
     Taken from a body: messages or prompt, model, and the sampling options; without max_tokens a
     chat line runs to the end of the context and a completions line stops at 16, as in the OpenAI
