@@ -141,6 +141,23 @@ def test_a_signal_gives_128_and_its_number(number: signal.Signals) -> None:
     assert run(send(number)) == 128 + number
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    """nohup keeps a command running when its terminal goes, and so does a script's "&"."""
+
+    async def body() -> ExitCode:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        return ExitCode.OK
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert run(body()) == ExitCode.OK
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def test_a_body_is_cancelled_until_it_heeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation that a library swallows is repeated."""
     monkeypatch.setattr("headrace.cli.running.CANCEL_AGAIN_S", 0.01)

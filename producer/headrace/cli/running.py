@@ -68,7 +68,8 @@ def _catch_signals(signalled: asyncio.Future[int]) -> None:
             loop.remove_signal_handler(other)  # the next one is not caught
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+            loop.add_signal_handler(number, stop, number)
 
 
 async def _cancel(task: asyncio.Task[ExitCode]) -> None:
