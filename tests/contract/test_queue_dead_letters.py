@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from redis import Redis
 
-from headrace.functions import DeadLetter, EnqueueOutcome, list_dead, purge_dead, replay_dead
+from headrace.functions import (
+    DeadLetter,
+    EmitOutcome,
+    EnqueueOutcome,
+    FinishOutcome,
+    list_dead,
+    purge_dead,
+    replay_dead,
+)
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
 
@@ -28,17 +36,41 @@ def test_dead_letters_are_listed_in_pages(driver: QueueDriver) -> None:
 
 
 def test_a_replayed_dead_letter_runs_again_from_the_start(driver: QueueDriver) -> None:
-    """It is queued under its own id, with its payload, no strikes and an empty log."""
+    """It is queued under its id with its payload, no strikes, an empty log; epochs go on."""
     _bury(driver, "poison", payload=b"body", cost=7, priority=2)
     (letter,) = _letters(driver)
     assert driver.run(replay_dead(driver.keys, entry_id=letter.entry_id))
     assert _letters(driver) == ()
     grant = driver.grant()
     assert (grant.request_id, grant.payload, grant.cost) == ("poison", b"body", 7)
-    assert (grant.priority, grant.strikes, grant.num_tokens, grant.epoch) == (2, 0, 0, 1)
+    assert (grant.priority, grant.strikes, grant.num_tokens, grant.epoch) == (2, 0, 0, 4)
     driver.emit(grant, 0, 1)
     driver.finish(grant, 1)
     assert driver.status("poison").state is RequestState.FINISHED
+
+
+def test_a_late_write_from_before_a_replay_is_refused(driver: QueueDriver) -> None:
+    """Though the same worker holds the request again, its first life's epochs are over."""
+    driver.enqueue("poison")
+    stale = driver.grant()
+    driver.release(stale, strike=True)
+    for _ in range(2):
+        driver.release(driver.grant(), strike=True)
+    driver.run(replay_dead(driver.keys, entry_id=_letters(driver)[0].entry_id))
+    driver.grant()
+    assert driver.emit(stale).outcome is EmitOutcome.FENCED
+    assert driver.finish(stale).outcome is FinishOutcome.FENCED
+
+
+def test_a_replay_does_not_displace_another_dead_letter(driver: QueueDriver, client: Redis) -> None:
+    """Of two letters with one id, the older is not played while the younger is being read."""
+    _bury(driver, "poison")
+    client.delete(driver.keys.request("acme", "poison"))  # as its TTL would
+    _bury(driver, "poison", payload=b"other")
+    older, younger = _letters(driver)
+    assert not driver.run(replay_dead(driver.keys, entry_id=older.entry_id))
+    assert driver.run(replay_dead(driver.keys, entry_id=younger.entry_id))
+    assert driver.grant().payload == b"other"
 
 
 def test_a_replay_is_done_once(driver: QueueDriver) -> None:

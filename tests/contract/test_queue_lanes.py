@@ -41,6 +41,19 @@ def test_a_lane_gets_twice_the_share_of_the_one_behind_it(driver: QueueDriver) -
     assert lanes == {0: 20, 1: 10}
 
 
+def test_a_request_that_asks_for_everything_does_not_shut_out_its_lane(
+    driver: QueueDriver,
+) -> None:
+    """After max_tokens of two thousand million, urgent requests still go before bulk work."""
+    driver.enqueue("greedy", priority=0, cost=2**31)
+    driver.finish(driver.grant())
+    for number in range(5):
+        driver.enqueue(f"bulk{number}", priority=9, cost=300)
+        driver.enqueue(f"urgent{number}", priority=0, cost=300)
+    served = [grant.request_id for grant in _serve(driver, 6)]
+    assert len([name for name in served if name.startswith("urgent")]) == 5
+
+
 def test_an_urgent_request_passes_a_backlog_of_bulk_work(driver: QueueDriver) -> None:
     """Lane 0 goes next although lane 9 has waited longer and holds more."""
     _fill(driver, 30, "acme", priority=9)
@@ -117,3 +130,20 @@ def test_a_takeover_is_not_charged_for_its_prompt_again(driver: QueueDriver) -> 
     driver.release(grant)
     driver.grant()
     assert driver.client.zscore(driver.keys.served(5), "acme") == before == 100
+
+
+def test_thousands_of_busy_tenants_do_not_make_a_claim_slow(driver: QueueDriver) -> None:
+    """Tenants that only run are passed over once a claim, not once a grant."""
+    room = {"free_seqs": 256, "free_tokens": 10**6, "total_tokens": 10**6}
+    for number in range(2048):
+        driver.enqueue(f"r{number}", tenant=f"busy{number}", cost=1)
+    while driver.claim(**room).grants:
+        pass
+    for number in range(256):
+        driver.enqueue(f"r{number}", tenant=f"late{number}", cost=1)
+    late = {f"late{number}": 10**6 for number in range(256)}
+    driver.client.zadd(driver.keys.served(5), late)  # served more than all the others
+    driver.client.config_resetstat()
+    assert len(driver.claim(**room).grants) == 256
+    looks = driver.client.info("commandstats")["cmdstat_hexists"]["calls"]
+    assert looks < 3 * (2048 + 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from headrace.errors import TransportError
 from headrace.functions import heartbeat
@@ -35,6 +36,13 @@ def test_a_heartbeat_cannot_write_the_fields_of_the_queue(driver: QueueDriver) -
     call = heartbeat(driver.keys, worker_id="w1", info={"_nonce": "x"}, ttl_ms=5000)
     with pytest.raises(TransportError, match="_nonce"):
         driver.run(call)
+
+
+def test_a_heartbeat_that_is_cut_short_writes_nothing(driver: QueueDriver, client: Redis) -> None:
+    """A field without a value is refused before the first write."""
+    with pytest.raises(ResponseError, match="has no value"):
+        client.fcall("headrace_1_heartbeat", 1, driver.keys.base, "w1", 5000, "model")
+    assert not client.exists(driver.keys.worker("w1"))
 
 
 def test_the_janitor_forgets_workers_without_a_heartbeat(
@@ -114,6 +122,63 @@ def test_a_lane_deleted_by_hand_is_rebuilt(driver: QueueDriver, client: Redis) -
     assert driver.status("running").state is RequestState.FINISHED
 
 
+def test_a_running_request_acknowledged_by_a_stranger_is_not_stuck(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """A raw XACK takes the lease away; when the holder is gone too, the next worker goes on."""
+    driver.enqueue()
+    driver.grant("gone")
+    _acknowledge(driver, "r1")
+    assert driver.janitor() == 1
+    driver.let_leases_lapse()
+    assert driver.grant("w2").epoch == 2
+
+
+def test_a_waiting_head_acknowledged_by_a_stranger_is_not_stuck(driver: QueueDriver) -> None:
+    """A head that did not fit is pending; a raw XACK hides it until the janitor comes."""
+    driver.enqueue("head")
+    driver.enqueue("behind")
+    driver.claim(free_tokens=1)
+    _acknowledge(driver, "head")
+    assert driver.janitor() == 1
+    assert [grant.request_id for grant in driver.claim().grants] == ["head", "behind"]
+
+
+def test_a_lane_whose_group_and_holder_are_gone_is_not_stuck(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """Without a waiting request no claim looks into the lane; the janitor does."""
+    driver.enqueue()
+    driver.grant("gone")
+    client.xgroup_destroy(driver.keys.lane(5, "acme"), GROUP)
+    assert driver.janitor() == 1
+    driver.let_leases_lapse()
+    assert driver.grant("w2").epoch == 2
+
+
+def test_tenants_without_a_place_in_their_lane_are_put_back(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """Requests are served although the list of tenants was deleted by hand."""
+    driver.enqueue()
+    client.delete(driver.keys.served(5))
+    assert driver.janitor() == 1
+    assert driver.grant().request_id == "r1"
+
+
+def test_requests_are_counted_again_when_the_counts_are_gone(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """Deleted counts hide requests for a while, not for ever."""
+    for number in range(3):
+        driver.enqueue(f"r{number}", payload=b"")
+    driver.grant()
+    client.delete(driver.keys.stats)
+    assert driver.janitor() == 3
+    assert (driver.depth().queued, driver.depth().running) == (2, 1)
+    assert len(driver.claim().grants) == 2
+
+
 def test_the_janitor_finds_nothing_in_a_healthy_queue(driver: QueueDriver) -> None:
     """Live requests and live workers are left as they are."""
     for number in range(20):
@@ -141,6 +206,11 @@ def test_other_keys_of_the_same_server_are_left_alone(driver: QueueDriver, clien
     assert driver.janitor() == 0
     assert not client.exists("{other}:in:5:acme")
     client.delete("{other}:req:acme:r1")
+
+
+def _acknowledge(driver: QueueDriver, request_id: str) -> None:
+    entry = driver.client.hget(driver.keys.request("acme", request_id), "entry")
+    assert driver.client.xack(driver.keys.lane(5, "acme"), GROUP, entry) == 1
 
 
 def _consumers(driver: QueueDriver) -> set[bytes]:

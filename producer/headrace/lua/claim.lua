@@ -7,6 +7,7 @@
 
 local MAX_CLOSED = 256 -- expired or broken entries put away in one call
 local MAX_GRANTS = 256
+local MAX_REPLY_BYTES = 8 * 1024 * 1024 -- payloads in one reply, but for the last
 
 -- Read the head of a lane without granting it: what was handed back first, else the next new entry,
 -- which then waits among those handed back. So a request that does not fit keeps its place.
@@ -30,11 +31,11 @@ end
 
 -- Put away what is not to be granted. Returns whether it did.
 local function put_away(q, lane, tenant, entry, r, now)
-  if not entry.request_id then -- deleted from the lane by hand; the janitor finds whose it was
-    redis.call('XACK', lane_key(q, lane, tenant), GROUP, entry.id)
+  if not entry.request_id then -- deleted or added by hand; the janitor finds whose it was
+    drop_entry(q, lane, tenant, entry.id)
   elseif not r then
     close_orphan(q, 'queued', lane, tenant, entry)
-  elseif is_over(r) or r.entry ~= entry.id then
+  elseif is_over(r) or r.entry ~= entry.id or r.lane ~= lane then
     drop_entry(q, lane, tenant, entry.id) -- a stray copy
   elseif r.state == 'running' then
     hand_to(q, r, r.owner) -- the group was lost and began again at 0; the holder has not changed
@@ -61,11 +62,10 @@ local function grant(q, r, worker, now, alone)
   hand_to(q, r, worker) -- the lease begins here
   r.epoch = redis.call('HINCRBY', r.key, 'epoch', 1)
   redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'alone', alone and 1 or 0)
-  redis.call('HSETNX', r.key, 'started_ms', now)
   count(q, 'queued', r.lane, r.tenant, -1)
   count(q, 'running', r.lane, r.tenant, 1)
   take_turn(q, r, now)
-  if r.epoch == 1 then
+  if redis.call('HSETNX', r.key, 'started_ms', now) == 1 then
     -- The prompt is charged when it is first taken, output as it is emitted. The queue cannot count
     -- prompt tokens; a quarter of the bytes is near enough to keep the shares fair.
     local prompt = math.ceil(redis.call('HSTRLEN', r.key, 'payload') / 4)
@@ -73,8 +73,10 @@ local function grant(q, r, worker, now, alone)
   end
 end
 
+local PAYLOAD = 5 -- its place in a grant
+
 local function describe(r, now)
-  local payload = redis.call('HGET', r.key, 'payload')
+  local payload = redis.call('HGET', r.key, 'payload') or ''
   return { r.tenant, r.id, r.epoch, r.num_tokens, payload, r.cost, r.lane, r.strikes, r.attached,
     r.enqueued_ms, r.deadline_ms or '', now }
 end
@@ -126,7 +128,7 @@ local function next_request(q, now, seen)
   for _ = 1, MAX_CLOSED do
     local lane, lowest_turn = next_lane(q, now, seen.exhausted)
     if not lane then return nil end
-    local tenant = next_tenant(q, lane, seen.unreadable)
+    local tenant = next_tenant(q, lane, seen)
     if tenant then
       local r = head_request(q, lane, tenant, now, seen)
       if r then
@@ -142,7 +144,7 @@ end
 
 -- Stops at the first request that does not fit: taking smaller ones past it would starve it.
 local function grant_what_fits(q, worker, room, seen, now)
-  local grants = {}
+  local grants, num_bytes = {}, 0
   while #grants < room.free_seqs do
     local r = next_request(q, now, seen)
     if not r or not fits(r, room, #grants) then break end
@@ -150,9 +152,14 @@ local function grant_what_fits(q, worker, room, seen, now)
     grant(q, r, worker, now, suspect)
     grants[#grants + 1] = describe(r, now)
     room.free_tokens = room.free_tokens - math.min(r.cost, room.total_tokens)
+    num_bytes = num_bytes + #grants[#grants][PAYLOAD]
     if suspect then
       local held = reference(r.tenant, r.id) .. ':' .. r.epoch
       redis.call('HSET', worker_key(q, worker), '_suspect', held)
+      break
+    end
+    if num_bytes >= MAX_REPLY_BYTES then
+      seen.is_cut_short = true
       break
     end
   end
@@ -169,7 +176,7 @@ local function claim(keys, args)
   }
   local lease_ms = whole('lease_ms', args[6], 1)
   local now = now_ms()
-  local seen = { exhausted = {}, unreadable = {}, faults = {} }
+  local seen = { exhausted = {}, unreadable = {}, first = {}, faults = {} }
   local grants = granted_before(q, worker, nonce, now)
   if not grants then
     grants = runs_suspect(q, worker) and {} or grant_what_fits(q, worker, room, seen, now)

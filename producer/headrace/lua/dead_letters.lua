@@ -27,13 +27,15 @@ local function replay_dead(keys, args)
   if not entry then return 0 end
   local f = fields_of(entry)
   local key = request_key(q, f.tenant, f.request_id)
-  local code = redis.call('HGET', key, 'error_code')
-  if redis.call('EXISTS', key) == 1 and code ~= 'dead_lettered' then return 0 end
+  local digest = redis.sha1hex(f.payload)
+  local known = redis.call('HMGET', key, 'state', 'error_code', 'digest')
+  if known[1] and (known[2] ~= 'dead_lettered' or known[3] ~= digest) then return 0 end
   redis.call('DEL', key)
   accept(q, {
     tenant = f.tenant, id = f.request_id, payload = f.payload, cost = tonumber(f.cost),
     lane = tonumber(f.lane), attached = f.attached, result_ttl_ms = tonumber(f.result_ttl_ms),
-  }, redis.sha1hex(f.payload), now_ms())
+    epoch = tonumber(f.epoch or 0), -- goes on, so that no write of its first life is ever accepted
+  }, digest, now_ms())
   redis.call('XDEL', dead_key(q), args[1])
   return 1
 end

@@ -18,8 +18,8 @@ local function parse_enqueue(args)
   if request.lane >= LANES then
     refuse('priority must be below ' .. LANES .. ', not ' .. args[5])
   end
-  if not request.tenant:match('^[%w._-]+$') then refuse('bad tenant ' .. request.tenant) end
-  if request.id == '' then refuse('request id is empty') end
+  if not is_tenant(request.tenant) then refuse('bad tenant ' .. request.tenant) end
+  if not is_request_id(request.id) then refuse('bad request id ' .. request.id) end
   return request
 end
 
@@ -37,7 +37,7 @@ local function accept(q, request, digest, now)
   local entry = add_entry(q, request.lane, request.tenant, request.id, request.cost, size)
   redis.call('HSET', key, 'state', 'queued', 'payload', request.payload, 'digest', digest,
     'cost', request.cost, 'lane', request.lane, 'entry', entry, 'attached', request.attached,
-    'epoch', 0, 'num_tokens', 0, 'strikes', 0, 'enqueued_ms', now,
+    'epoch', request.epoch or 0, 'num_tokens', 0, 'strikes', 0, 'enqueued_ms', now,
     'result_ttl_ms', request.result_ttl_ms)
   count_queued(q, request.lane, request.tenant, request.cost, now)
   count_bytes(q, size)

@@ -30,8 +30,9 @@ local function count_bytes(q, by)
   if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
 end
 
--- How far a grant moves the turn of its lane on; see next_lane.
-local function turn_of(lane, cost) return cost * 2 ^ lane end
+-- How far a grant moves the turn of its lane on; see next_lane. A request that asks for more than
+-- any worker has must not shut out all that come after it in its lane.
+local function turn_of(lane, cost) return math.min(cost, LARGEST_TURN) * 2 ^ lane end
 
 -- A lane that was empty must not bring the turns it saved up: it queues behind the turn that the
 -- last grant was made at.
@@ -48,35 +49,47 @@ local function ensure_group(key)
   if made.err and not made.err:find('BUSYGROUP', 1, true) then error(made) end
 end
 
+-- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long as the
+-- others have been served already. Returns whether the tenant is one.
+local function join_lane(q, lane, tenant)
+  local key = served_key(q, lane)
+  if redis.call('ZSCORE', key, tenant) then return false end
+  local lowest = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or 0
+  redis.call('ZADD', key, lowest, tenant)
+  return true
+end
+
 -- An entry holds the request's id, its cost, and the size of its payload, which has to be known
 -- when the hash is gone.
 local function add_entry(q, lane, tenant, id, cost, size)
   local key = lane_key(q, lane, tenant)
   if redis.call('EXISTS', key) == 0 then ensure_group(key) end
   local entry = redis.call('XADD', key, '*', 'r', id, 'c', cost, 'b', size)
-  if not redis.call('ZSCORE', served_key(q, lane), tenant) then
-    -- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long
-    -- as the others have been served already.
-    local lowest = redis.call('ZRANGE', served_key(q, lane), 0, 0, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', served_key(q, lane), lowest, tenant)
-  end
+  join_lane(q, lane, tenant)
   return entry
+end
+
+-- Requests of a tenant that wait or run in a lane, by the counts.
+local function num_requests(q, lane, tenant)
+  local suffix = ':' .. lane .. ':' .. tenant
+  local work = redis.call('HMGET', stats_key(q), 'queued' .. suffix, 'running' .. suffix)
+  return (natural(work[1]) or 0) + (natural(work[2]) or 0)
 end
 
 -- A lane without work does not exist: neither stream nor consumers nor counter are left behind.
 local function close_lane(q, lane, tenant)
-  local suffix = ':' .. lane .. ':' .. tenant
-  local work = redis.call('HMGET', stats_key(q), 'queued' .. suffix, 'running' .. suffix)
-  if work[1] or work[2] then return end
+  if num_requests(q, lane, tenant) > 0 then return end
   redis.call('ZREM', served_key(q, lane), tenant)
   -- Counts may have been lost by hand; a stream that still holds entries is never deleted.
   local length = redis.pcall('XLEN', lane_key(q, lane, tenant))
   if length == 0 then redis.call('DEL', lane_key(q, lane, tenant)) end
 end
 
+-- An entry that others added by hand may hold anything; without a usable id it is dropped.
 local function read_entry(entry)
   local fields = entry[2]
-  return { id = entry[1], request_id = fields[2], size = tonumber(fields[6] or 0) }
+  local id = fields[1] == 'r' and is_request_id(fields[2]) and fields[2] or nil
+  return { id = entry[1], request_id = id, size = natural(fields[6]) or 0 }
 end
 
 local function drop_entry(q, lane, tenant, entry)

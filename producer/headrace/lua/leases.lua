@@ -76,7 +76,7 @@ local function expire_overdue(q, now, most)
   local due = redis.call('ZRANGEBYSCORE', deadlines_key(q), '-inf', now, 'LIMIT', 0, most)
   for _, text in ipairs(due) do
     local tenant, id = parse_reference(text)
-    local r = load_request(q, tenant, id)
+    local r = tenant and load_request(q, tenant, id)
     if r and not is_over(r) then
       conclude(q, r, now, expired(r))
       closed[#closed + 1] = { tenant, id }
@@ -95,9 +95,11 @@ local function take_back(q, lane, tenant, entry_id, worker, now, sweep)
     return redis.call('XACK', key, GROUP, entry_id)
   end
   local entry = read_entry(found)
+  if not entry.request_id then return drop_entry(q, lane, tenant, entry_id) end
   local r = load_request(q, tenant, entry.request_id)
   if not r then return close_orphan(q, 'running', lane, tenant, entry) end
-  if r.entry ~= entry_id or is_over(r) then return drop_entry(q, lane, tenant, entry_id) end
+  local is_stray = r.entry ~= entry_id or r.lane ~= lane or is_over(r)
+  if is_stray then return drop_entry(q, lane, tenant, entry_id) end
   if r.state == 'queued' then return hand_to(q, r, REQUEUED) end
   strike(q, r, now, worker, sweep.max_strikes)
   local list = r.state == 'queued' and sweep.requeued or r.state == 'failed' and sweep.dead

@@ -21,6 +21,7 @@ local GROUP = 'workers'
 local REQUEUED = '_requeued' -- consumer that holds what was handed back: it goes before new entries
 local LANES = 10
 local TOMBSTONE = 4 -- a request's hash outlives its token log by this factor
+local LARGEST_TURN = 32768 -- tokens, the most that one grant counts when lanes share
 local RETRY_AFTER_MS = 1000 -- what a client is told to wait when the queue is full
 local MAX_DEAD = 10000 -- dead letters kept, about
 local ORPHAN_TTL_MS = 3600000 -- for the token log of a request whose hash is gone
@@ -63,11 +64,22 @@ local function optional_whole(name, value, low)
   return whole(name, value, low)
 end
 
+-- A count that Redis holds, or nil: what others wrote by hand must not make a function stumble.
+local function natural(text)
+  return text and #text <= 16 and text:match('^%d+$') and tonumber(text) or nil
+end
+
 local function worker_name(value)
   if not value or value == '' or value:sub(1, 1) == '_' then
     refuse('worker id must not be empty or begin with _, not ' .. tostring(value))
   end
   return value
+end
+
+-- As in keys.py: names are parts of key names, and every reader has to be able to print them.
+local function is_tenant(text) return #text <= 64 and text:match('^[A-Za-z0-9._-]+$') ~= nil end
+local function is_request_id(text)
+  return #text <= 160 and text:match('^[A-Za-z0-9._:@/+=-]+$') ~= nil
 end
 
 -- One name for a request inside deadlines and claim answers; a tenant holds no colon, an id may.

@@ -20,19 +20,24 @@
 --                  as in the terminal entry
 --   closed_by      worker that finished it, or _queue; tells a repeated finish from a late one
 
+-- The request, or nil: a hash of the wrong type, or one that lost a field that is always there, is as
+-- good as none.
 local function load_request(q, tenant, id)
   local key = request_key(q, tenant, id)
-  local v = redis.call('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
+  local v = redis.pcall('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
     'cost', 'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms',
     'result_ttl_ms', 'closed_by')
-  if not v[1] then return nil end
-  return {
-    key = key, tenant = tenant, id = id, state = v[1], epoch = tonumber(v[2]),
-    num_tokens = tonumber(v[3]), owner = v[4], lane = tonumber(v[5]), entry = v[6],
-    cost = tonumber(v[7]), strikes = tonumber(v[8]), alone = v[9] == '1', attached = v[10],
-    cancel = v[11] == '1', deadline_ms = tonumber(v[12]), enqueued_ms = v[13],
-    result_ttl_ms = tonumber(v[14]), closed_by = v[15],
+  if v.err or not v[1] then return nil end
+  local r = {
+    key = key, tenant = tenant, id = id, state = v[1], epoch = natural(v[2]),
+    num_tokens = natural(v[3]), owner = v[4], lane = natural(v[5]), entry = v[6],
+    cost = natural(v[7]), strikes = natural(v[8]), alone = v[9] == '1', attached = v[10] or 0,
+    cancel = v[11] == '1', deadline_ms = natural(v[12]), enqueued_ms = natural(v[13]),
+    result_ttl_ms = natural(v[14]), closed_by = v[15],
   }
+  local is_whole = r.epoch and r.num_tokens and r.lane and r.entry and r.cost and r.strikes
+    and r.enqueued_ms and r.result_ttl_ms and (r.owner or r.state ~= 'running')
+  return is_whole and r or nil
 end
 
 local function is_over(r) return r.state ~= 'queued' and r.state ~= 'running' end
@@ -133,7 +138,8 @@ local function bury(q, r, now, worker)
   local text = 'it took down the worker that ran it alone, strike ' .. r.strikes
   redis.call('XADD', dead_key(q), 'MAXLEN', '~', MAX_DEAD, '*', 'tenant', r.tenant,
     'request_id', r.id, 'reason', text, 'strikes', r.strikes, 'worker', worker, 'cost', r.cost,
-    'lane', r.lane, 'attached', v[2], 'result_ttl_ms', r.result_ttl_ms, 'payload', v[1] or '')
+    'lane', r.lane, 'attached', v[2] or 0, 'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch,
+    'payload', v[1] or '')
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
 end
 
@@ -145,7 +151,9 @@ local function strike(q, r, now, worker, max_strikes)
   requeue(q, r, now)
 end
 
--- The hash of a request is gone while its lane entry is not. Whoever reads its log learns it.
+-- The hash of a request is gone, or unusable, while its lane entry is not. Whoever reads its log
+-- learns it. An entry that somebody added by hand was never counted: a lane has as many entries as
+-- requests, so one too many tells.
 local function close_orphan(q, what, lane, tenant, entry)
   local id = entry.request_id
   local log = log_key(q, tenant, id)
@@ -157,9 +165,13 @@ local function close_orphan(q, what, lane, tenant, entry)
     write_terminal(log, num_tokens, terminal)
     redis.call('PEXPIRE', log, ORPHAN_TTL_MS)
   end
+  local is_counted = redis.call('XLEN', lane_key(q, lane, tenant)) <= num_requests(q, lane, tenant)
   drop_entry(q, lane, tenant, entry.id)
+  redis.call('DEL', request_key(q, tenant, id))
   redis.call('ZREM', deadlines_key(q), reference(tenant, id))
-  count(q, what, lane, tenant, -1)
-  count_bytes(q, -entry.size)
+  if is_counted then
+    count(q, what, lane, tenant, -1)
+    count_bytes(q, -entry.size)
+  end
   close_lane(q, lane, tenant)
 end

@@ -34,14 +34,16 @@ local function take_turn(q, r, now)
   redis.call('HSET', stats, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
 end
 
--- The tenant served least, of those that have something queued here.
-local function next_tenant(q, lane, unreadable)
-  for start = 0, math.huge, TENANTS_A_PAGE do
+-- The tenant served least, of those that have something queued here. Pages without one are passed
+-- over once a call: grants move tenants only towards the end.
+local function next_tenant(q, lane, seen)
+  for start = seen.first[lane] or 0, math.huge, TENANTS_A_PAGE do
+    seen.first[lane] = start
     local page = redis.call('ZRANGE', served_key(q, lane), start, start + TENANTS_A_PAGE - 1)
     if #page == 0 then return nil end
     for _, tenant in ipairs(page) do
       local queued = redis.call('HEXISTS', stats_key(q), 'queued:' .. lane .. ':' .. tenant) == 1
-      if queued and not unreadable[lane_key(q, lane, tenant)] then return tenant end
+      if queued and not seen.unreadable[lane_key(q, lane, tenant)] then return tenant end
     end
   end
 end

@@ -11,6 +11,7 @@
 local function heartbeat(keys, args)
   local q, worker = keys[1], worker_name(args[1])
   local ttl_ms = whole('ttl_ms', args[2], 1)
+  if #args % 2 ~= 0 then refuse('field ' .. args[#args] .. ' has no value') end
   for at = 3, #args, 2 do
     if args[at]:sub(1, 1) == '_' then refuse('field ' .. args[at] .. ' belongs to the queue') end
   end
@@ -58,15 +59,62 @@ local function has_entry(q, r)
   return #found > 0 and read_entry(found[1]).request_id == r.id
 end
 
--- A request that waits or runs must have its entry, or nobody will ever take it.
+local function is_later(a, b)
+  local a_ms, a_seq = a:match('^(%d+)-(%d+)$')
+  local b_ms, b_seq = b:match('^(%d+)-(%d+)$')
+  if a_ms ~= b_ms then return tonumber(a_ms) > tonumber(b_ms) end
+  return tonumber(a_seq) > tonumber(b_seq)
+end
+
+-- Whether claim or reap will come across the entry: it is pending, or still to be delivered.
+local function is_within_reach(q, r)
+  local key = lane_key(q, r.lane, r.tenant)
+  local pending = redis.pcall('XPENDING', key, GROUP, r.entry, r.entry, 1)
+  if pending[1] then return true end
+  if r.state == 'running' then return false end
+  if pending.err then return true end -- a group that is made anew delivers everything
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+    if group[2] == GROUP then return is_later(r.entry, group[8]) end
+  end
+end
+
+-- A request that waits or runs must have its entry, its lease, and its tenant a place in the lane, or
+-- nobody will ever take it.
 local function repair_request(q, key)
   local tenant, id = key:sub(#q + 6):match('^([^:]*):(.*)$') -- behind "{q}:req:"
   local r = load_request(q, tenant, id)
-  if not r or is_over(r) or has_entry(q, r) then return 0 end
-  restore_entry(q, r)
+  if not r or is_over(r) then return 0 end
+  local is_back = join_lane(q, r.lane, tenant)
+  if not has_entry(q, r) then
+    restore_entry(q, r)
+  elseif is_within_reach(q, r) then
+    return is_back and 1 or 0
+  elseif r.state == 'queued' then
+    hand_to(q, r, REQUEUED)
+  end
   -- A holder may be alive: it keeps the request, with a fresh lease that it has to renew.
   if r.owner then hand_to(q, r, r.owner) else wake(q) end
   return 1
+end
+
+-- A lane without a count is never looked into, so entries that no count knows of are counted again.
+-- Lost entries are not our business here: repair_request puts them back.
+local function recount(q, lane, tenant)
+  local key = lane_key(q, lane, tenant)
+  local pending = redis.pcall('XPENDING', key, GROUP)
+  if pending.err then return 0 end
+  local missing = redis.call('XLEN', key) - num_requests(q, lane, tenant)
+  if missing <= 0 then return 0 end
+  local counted = redis.call('HGET', stats_key(q), 'running:' .. lane .. ':' .. tenant)
+  local running = -(natural(counted) or 0)
+  for _, holder in ipairs(pending[4] or {}) do
+    if holder[1] ~= REQUEUED then running = running + tonumber(holder[2]) end
+  end
+  running = math.max(0, math.min(running, missing))
+  if running > 0 then count(q, 'running', lane, tenant, running) end
+  if missing > running then count(q, 'queued', lane, tenant, missing - running) end
+  wake(q)
+  return missing
 end
 
 local function repair_requests(q, most)
@@ -88,7 +136,7 @@ local function janitor(keys, args)
   local left = whole('count', args[2], 1)
   local done = forget_workers(q, left) + repair_requests(q, left)
   walk_lanes(q, 'janitor_cursor', function(lane, tenant)
-    done = done + remove_idle_consumers(q, lane, tenant)
+    done = done + remove_idle_consumers(q, lane, tenant) + recount(q, lane, tenant)
     left = left - 1
     return left > 0
   end)
