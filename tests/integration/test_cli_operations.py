@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
 from headrace.cli import supervisor
+from headrace.cli.doctor import look_at_server
 from headrace.functions import heartbeat
 from headrace.keys import Keys
 from headrace.testing import FakeWorker
@@ -86,6 +88,21 @@ def test_doctor_names_what_is_wrong_and_how_to_mend_it(
     assert "BAD  persistence" in ended.out
     assert "ok   functions" in ended.out
     assert "BAD  model        unknown model 'nothing'" in ended.out
+
+
+@pytest.mark.parametrize(("command", "name"), [("info", "server"), ("time", "workers")])
+async def test_doctor_tells_a_refusal_from_an_absence(
+    redis_url: str, driver: QueueDriver, command: str, name: str
+) -> None:
+    """A user without a command is told which, and everything else is still looked at."""
+    rights = ("on", "nopass", "~*", "&*", "+@all", f"-{command}")
+    driver.client.execute_command("ACL", "SETUSER", "limited", *rights)
+    client = redis.asyncio.Redis.from_url(redis_url, username="limited", password="any")
+    async with client:
+        findings = {f.name: f for f in await look_at_server(client, driver.keys)}
+    assert findings["functions"].ok
+    assert findings[name].ok is False
+    assert command.upper() in findings[name].mend
 
 
 def test_doctor_goes_on_without_a_server_and_without_a_worker(

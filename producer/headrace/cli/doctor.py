@@ -69,13 +69,16 @@ async def _examine(place: Place, model: str, device: str) -> ExitCode:
 
 
 async def look_at_server(client: redis.asyncio.Redis, keys: Keys) -> list[Finding]:
-    """Return what there is to say about a server; it may be unreachable."""
+    """Return what there is to say about a server; it may be unreachable, or refuse some things."""
+    found = []
     try:
         info: dict[str, Any] = await client.info("all")
+        found += [_version(info), _eviction(info), _persistence(info), _memory(info)]
+    except exceptions.ResponseError as error:
+        found.append(Finding("server", False, str(error), "let this user call INFO"))
     except (exceptions.RedisError, OSError) as error:
         mend = "start it, or correct --redis-url"
         return [Finding("server", False, f"unreachable: {error or type(error).__name__}", mend)]
-    found = [_version(info), _eviction(info), _persistence(info), _memory(info)]
     found.append(await _functions(client, keys))
     found.append(await _workers(client, keys))
     return found
@@ -130,7 +133,10 @@ async def _functions(client: redis.asyncio.Redis, keys: Keys) -> Finding:
 
 
 async def _workers(client: redis.asyncio.Redis, keys: Keys) -> Finding:
-    workers = await list_workers(client, keys)
+    try:
+        workers = await list_workers(client, keys)
+    except TransportError as error:
+        return Finding("workers", False, str(error), "let this user call TIME and read heartbeats")
     if not workers:
         return Finding("workers", None, f"none serves queue {keys.queue!r} now")
     names = ", ".join(f"{w.worker_id} ({w.facts.get('model', '?')})" for w in workers)
