@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,17 @@ def test_a_long_path_gets_a_short_socket(state: Path) -> None:
     assert len(socket_path) <= embedded.MAX_SOCKET_PATH_BYTES
 
 
+def test_a_place_for_the_short_socket_is_asked_for(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a temporary folder that is too deep, too, the error says what to set."""
+    deep = state / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(ConfigurationError, match="set TMPDIR"), embedded_server(deep):
+        pass
+
+
 def test_a_path_with_spaces_works(state: Path) -> None:
     """Blanks and percent signs in the folder's name reach the server unharmed."""
     with embedded_server(state / "my 50% state") as server:
@@ -216,3 +228,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_ping_of_nothing_is_unanswered(tmp_path: Path) -> None:
     """A socket that does not exist, or that nobody serves, is no server."""
     assert not keeper.answers_ping(str(tmp_path / "none.sock"))
+
+
+@pytest.mark.parametrize("name", ["users.lock", "start.lock"])
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
+    """A state folder that cannot be used is a configuration error, whatever is wrong with it."""
+    (tmp_path / "valkey" / name).mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=name), embedded_server(tmp_path):
+        pass

@@ -52,7 +52,7 @@ def join_server(state: Path) -> EmbeddedServer:
     """As embedded_server; the server stays up until the caller closes ``lock_fd``, or ends."""
     folder = _make_folder(state / "valkey")
     socket_path = _socket_path(folder)
-    users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    users = open_lock(folder / "users.lock")
     try:
         if not keeper.lock_within(users, fcntl.LOCK_SH, START_TIMEOUT_S):
             raise TransportError(f"the embedded server in {folder} does not stop")
@@ -65,7 +65,7 @@ def join_server(state: Path) -> EmbeddedServer:
 
 def wait_until_stopped(state: Path) -> None:
     """Return when no server uses the folder any more; raises TransportError when one stays."""
-    lock = os.open(state / "valkey" / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = open_lock(state / "valkey" / "server.lock")
     try:
         if not keeper.lock_within(lock, fcntl.LOCK_EX, keeper.LOCK_TIMEOUT_S):
             raise TransportError(f"the embedded server in {state} does not stop")
@@ -73,9 +73,17 @@ def wait_until_stopped(state: Path) -> None:
         os.close(lock)
 
 
+def open_lock(path: Path) -> int:
+    """Open a lock file of the state folder; raises ConfigurationError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be opened: {error}") from error
+
+
 def _start_once(folder: Path, socket_path: str) -> None:
     """Start the server unless it answers; among several newcomers one starts it."""
-    starting = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    starting = open_lock(folder / "start.lock")
     try:
         if not keeper.lock_within(starting, fcntl.LOCK_EX, START_TIMEOUT_S):
             raise TransportError(f"another command is still starting the server in {folder}")
@@ -144,7 +152,10 @@ def _socket_path(folder: Path) -> str:
         return path
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     short = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    short.mkdir(mode=0o700, exist_ok=True)
+    _make_folder(short)
     if short.stat().st_uid != os.getuid():
         raise ConfigurationError(f"{short} belongs to somebody else; set HEADRACE_STATE_DIR")
-    return str(short / f"{digest}.sock")
+    path = str(short / f"{digest}.sock")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigurationError(f"{path} is too long for a socket; set TMPDIR to a shorter folder")
+    return path

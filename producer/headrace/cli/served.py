@@ -15,7 +15,7 @@ from typing import Any
 import redis.asyncio
 
 from headrace.cli import render
-from headrace.cli.embedded import EmbeddedServer, embedded_server
+from headrace.cli.embedded import EmbeddedServer, embedded_server, open_lock
 from headrace.cli.exits import CommandError
 from headrace.cli.keeper import lock_within
 from headrace.cli.options import DEFAULT_TENANT
@@ -93,7 +93,7 @@ def worker_for(
 
 def serving_lock(server: EmbeddedServer, queue: str) -> int:
     """Open the lock that a worker of the embedded server holds while it serves a queue."""
-    return os.open(server.folder / f"serving-{queue}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    return open_lock(server.folder / f"serving-{queue}.lock")
 
 
 async def _keep_served(
