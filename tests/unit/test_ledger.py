@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -276,3 +277,21 @@ def test_news_of_forgotten_sequences_is_ignored(books: Books) -> None:
     books.ledger.record(SampledToken(99, 1))
     books.ledger.engine_finished(99, STOPPED)
     assert len(books.ledger) == 0
+
+
+def test_a_request_whose_lease_is_gone_is_dropped(books: Books) -> None:
+    """Only the hold that was lost: a newer grant of the same request stays."""
+    request = books.running(epoch=2)
+    books.ledger.lease_lost(replace(request.held, epoch=1))
+    assert request.phase is Phase.RUNNING
+    books.ledger.lease_lost(request.held)
+    assert request.phase is Phase.DROPPED
+
+
+async def test_a_finish_under_way_is_not_counted_as_a_lost_lease(books: Books) -> None:
+    """The queue forgets the lease with the finish, and a renewal may hear of it first."""
+    request = books.running()
+    books.ledger.end(request, STOPPED)
+    books.ledger.lease_lost(request.held)
+    await books.ledger.finish(request)
+    assert request.phase is Phase.FINISHED

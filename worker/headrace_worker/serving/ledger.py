@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from headrace.functions import FinishOutcome, Grant
+from headrace.functions import FinishOutcome, Grant, Held
 from headrace.protocol import TerminalMessage
 from headrace_worker.engine.messages import SampledToken
 from headrace_worker.serving.intake import PreparedRequest
@@ -165,6 +165,15 @@ class Ledger:
         """Forget a request that is no longer ours; nothing of it may be written any more."""
         self._close(request, Phase.DROPPED)
         self._report.dropped(request, why)
+
+    def lease_lost(self, held: Held) -> None:
+        """Drop a request whose lease is gone; one that is ending hears it in the queue's answer.
+
+        The queue forgets a lease with the finish, and a renewal may tell us so first.
+        """
+        request = self.find(held.tenant, held.request_id)
+        if request is not None and request.held == held and request.is_generating:
+            self.drop(request, "lease lost")
 
     async def release(self, requests: Sequence[InFlight], *, strike: bool) -> None:
         """Hand requests back; those that the queue cannot be told about come back by their leases.

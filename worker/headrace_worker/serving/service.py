@@ -158,10 +158,8 @@ class Service:
 
     def lost(self, held: Held) -> None:
         """Drop a request whose lease is gone."""
-        request = self._ledger.find(held.tenant, held.request_id)
-        if request is not None and request.grant.epoch == held.epoch:
-            self._ledger.drop(request, "lease lost")
-            self._publisher.notify()
+        self._ledger.lease_lost(held)
+        self._publisher.notify()
 
     async def _tell_dead_letters(self, struck: Sequence[InFlight]) -> None:
         for request in struck if len(struck) == 1 else ():  # only whoever was alone can be one
