@@ -133,7 +133,8 @@ class LogAssembly:
         self._token_ids.extend(chunk.token_ids)
         self._texts.append(chunk.text)
         if chunk.logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *chunk.logprobs]
+            self._logprobs = self._logprobs or []
+            self._logprobs.extend(chunk.logprobs)
 
 
 class StreamAssembly:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import redis.asyncio
@@ -32,6 +33,15 @@ SYNC_BLOCK_MARGIN_S = 3.0
 POOL_WAIT_S = 60.0
 """A call waits this long for a free connection of its pool before it fails."""
 
+# What redis-py would take from the URL although it is set here; wrong values make clients deaf.
+_OWN_OPTIONS = frozenset(
+    {
+        *("decode_responses", "encoding", "legacy_responses", "single_connection_client"),
+        *("socket_timeout", "socket_connect_timeout", "timeout", "health_check_interval"),
+        *("max_connections", "retry", "retry_on_timeout", "retry_on_error"),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
@@ -49,6 +59,9 @@ class ConnectionSettings:
         except (ValueError, AttributeError, TypeError) as error:
             shown = re.sub(r"//[^@/]*@", "//…@", str(self.url))  # passwords stay out of logs
             raise ConfigurationError(f"{shown!r} is not the URL of a Redis: {error}") from error
+        for name, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True):
+            if name in _OWN_OPTIONS:
+                raise ConfigurationError(f"{name} in the URL of Redis is the client's to choose")
 
     @property
     def num_readers(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -37,6 +38,7 @@ class AsyncLink:
         self._retry_s = retry_s  # how long to go on while Redis is away; None: for ever
         self._redis: redis.asyncio.Redis = settings.commands()
         self._slots = asyncio.Semaphore(settings.num_commands)
+        self._waiting: set[asyncio.Timeout] = set()  # of the calls that wait for a slot
         self.multiplexer = Multiplexer(self._unblock, settings.reader, settings.num_readers)
         self._is_closed = False
 
@@ -137,16 +139,38 @@ class AsyncLink:
 
     async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run one command as soon as a connection is free; raises TransportError when it hangs."""
-        async with self._slots:
-            if self._is_closed:
-                raise TransportError("the client is closed")
-            try:
+        try:
+            async with self._slot():
+                if self._is_closed:
+                    raise TransportError("the client is closed")
                 async with asyncio.timeout(COMMAND_TIMEOUT_S):
                     return await work()
-            except TimeoutError as error:
-                failure = TransportError(f"Redis did not answer within {COMMAND_TIMEOUT_S:g} s")
-                failure.retryable_later = True
-                raise failure from error
+        except TimeoutError as error:
+            failure = TransportError(f"Redis did not answer within {COMMAND_TIMEOUT_S:g} s")
+            failure.retryable_later = True
+            raise failure from error
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Hold one of the connections; a TimeoutError ends the waits for it, too.
+
+        Else every call behind one that hangs would hang in its turn.
+        """
+        async with asyncio.timeout(None) as waiting:
+            self._waiting.add(waiting)
+            try:
+                await self._slots.acquire()
+            finally:
+                self._waiting.discard(waiting)
+        try:
+            yield
+        except TimeoutError:
+            for waiting in self._waiting:
+                waiting.reschedule(0.0)
+            self._waiting.clear()
+            raise
+        finally:
+            self._slots.release()
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
@@ -158,6 +182,8 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=QUIET_CANCEL_S)
-        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=QUIET_CANCEL_S)
+        finally:  # also when the caller is cancelled a second time
+            task.cancel()
         raise

@@ -167,7 +167,8 @@ class _Reader:
             except Exception as error:
                 was_lost = True
                 self._connection_id = None
-                self._fail_if_refused(error)
+                if is_refusal(error):
+                    await self._fail_refused()
                 await asyncio.sleep(next(delays))
                 continue
             if was_lost:
@@ -201,7 +202,7 @@ class _Reader:
         return {
             log: inbox
             for inbox in self._inboxes
-            if not inbox.is_full
+            if not inbox.is_full and inbox.failure is None
             for log in inbox.assembly.unfinished
         }
 
@@ -225,10 +226,23 @@ class _Reader:
                 return  # the read fails as well, and begins anew
             await asyncio.sleep(NUDGE_GAP_S)
 
-    def _fail_if_refused(self, error: Exception) -> None:
-        """Give up where trying again cannot help: wrong password, no permission, wrong type."""
-        if is_refusal(error):
-            for inbox in self._inboxes:
+    async def _fail_refused(self) -> None:
+        """Give up where trying again cannot help: wrong password, no permission, wrong type.
+
+        One bad log fails the read of all, so each stream is read by itself.
+        """
+        for inbox in [inbox for inbox in self._inboxes if inbox.failure is None]:
+            if not (logs := inbox.assembly.unfinished):
+                continue
+            try:
+                async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                    found = await read_logs(self._connection, logs, None)
+            except Exception as error:  # as in the loop, which calls this
+                if not is_refusal(error):
+                    return
                 failure = TransportError(f"Redis refuses to be read: {error}")
                 failure.__cause__ = error
                 inbox.fail(failure)
+            else:
+                for log, entries in found:
+                    inbox.feed(log, entries)

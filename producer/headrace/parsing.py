@@ -120,9 +120,15 @@ def parse_dead(reply: Any) -> tuple[DeadLetter, ...]:
     """Read ``[[entry id, tenant, request id, reason, strikes, worker, bytes], …]``."""
     return tuple(
         DeadLetter(
-            *(_text(value) for value in item[:4]), int(item[4]), _text(item[5]), int(item[6])
+            entry_id=_text(entry_id),
+            tenant=_text(tenant),
+            request_id=_text(name),
+            reason=_text(reason),
+            strikes=int(strikes),
+            worker_id=_text(worker_id),
+            payload_bytes=int(payload_bytes),
         )
-        for item in reply
+        for entry_id, tenant, name, reason, strikes, worker_id, payload_bytes in reply
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 
 from headrace.assembly import LogAssembly, Opened
@@ -16,7 +17,7 @@ from headrace.patience import Patience, explain_silence
 from headrace.types import Chunk, Completion, Timeout
 
 PROBE_S = 1.0
-"""Longest time that a question to Redis may add to a timeout."""
+"""Longest time that questions to Redis may add to a timeout, however many answers are awaited."""
 
 
 class TokenStream:
@@ -138,20 +139,19 @@ class TokenStream:
         verdict = self._patience.verdict(now_s)
         if verdict is None and not self._patience.is_probe_due(now_s):
             return
-        for log in inbox.assembly.unfinished:
-            await self._probe(inbox, log)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_S):
+                for log in inbox.assembly.unfinished:
+                    await self._probe(inbox, log)
         if verdict is not None and not inbox.assembly.num_ready:
             raise verdict
 
     async def _probe(self, inbox: Inbox, log: LogAssembly) -> None:
         """Ask for the status, then read the log once more; raises what explains the silence."""
         try:
-            async with asyncio.timeout(PROBE_S):
-                call = status(self._link.keys, tenant=self._tenant, request_id=log.request_id)
-                known = await self._link.call_once(call)
-                entries = await self._link.read(log)
-        except TimeoutError:
-            return
+            call = status(self._link.keys, tenant=self._tenant, request_id=log.request_id)
+            known = await self._link.call_once(call)
+            entries = await self._link.read(log)
         except TransportError as error:
             if not error.retryable_later:
                 raise

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import redis
+from redis import exceptions
 
 from headrace.assembly import LogAssembly
 from headrace.calls import Call, cancel, status
@@ -72,7 +73,9 @@ class SyncLink:
             if submission.is_own_id:  # nobody else knows the id, so nobody could use the others
                 self.cancel_quietly(submission.tenant, submission.part_ids)
             raise
-        except KeyboardInterrupt:
+        except TransportError:
+            raise
+        except BaseException:  # Ctrl-C, or what a signal handler raises, such as a time limit
             if withdraw:
                 self.cancel_quietly(submission.tenant, submission.part_ids)
             raise
@@ -116,9 +119,10 @@ class SyncLink:
             raise TransportError("the client is closed")
         try:
             return read_logs_sync(self._readers, logs, block_s)
-        # As in the asyncio reader: redis-py also raises TypeError and the like when a connection
-        # breaks at the wrong moment, and this read may simply be made again.
-        except Exception as error:
+        # redis-py also raises TypeError and the like when a connection breaks at the wrong moment,
+        # and this read may simply be made again. What a signal handler raises is not caught: it
+        # shall end the wait.
+        except (exceptions.RedisError, OSError, AttributeError, TypeError, ValueError) as error:
             failure = TransportError(f"Redis: {error}")
             failure.retryable_later = not is_refusal(error)
             raise failure from error

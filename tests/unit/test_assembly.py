@@ -190,3 +190,14 @@ def test_one_error_ends_the_merged_stream() -> None:
     assert stream.is_finished
     with pytest.raises(EngineFailure):
         stream.completion()
+
+
+def test_logprobs_of_a_long_answer_are_put_together_in_linear_time() -> None:
+    """Each chunk is added to what is there, which is not copied for it."""
+    log = LogAssembly("r1", "log")
+    log.feed(*chunk_entry(0, 1))
+    kept = log._logprobs
+    log.feed(*chunk_entry(1, 2))
+    assert log._logprobs is kept
+    log.feed(*end_entry(2))
+    assert [p.token_id for p in log.completion().logprobs or ()] == [0, 1]
