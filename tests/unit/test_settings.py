@@ -256,3 +256,10 @@ def test_a_flag_is_not_guessed_from_its_beginning(capsys: pytest.CaptureFixture[
         parse([*NEEDED, "--redis", "redis://other"])
     assert left.value.code == 2
     assert "--redis" in capsys.readouterr().err
+
+
+def test_a_variable_that_nobody_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's deadline is no setting of a worker, and would be ignored."""
+    monkeypatch.setenv("HEADRACE_DEADLINE", "5s")
+    (problem,) = _problems(*NEEDED)
+    assert "HEADRACE_DEADLINE: no such setting" in problem

@@ -15,12 +15,9 @@ from headrace.errors import ConfigurationError
 from headrace_worker.logs import without_password
 from headrace_worker.settings import PREFIX, WorkerSettings
 
-# Variables under our prefix that somebody else reads: the headrace command, compose.yaml.
-OTHER_VARIABLES = (
-    *("CACHE_DIR", "STATE_DIR", "TIMEOUT", "TENANT", "PRIORITY", "TTL", "DEADLINE"),
-    *("MAX_TOKENS", "TEMPERATURE", "TOP_P", "TOP_K", "MIN_P", "SEED", "STOP", "SYSTEM"),
-    *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "QUEUE_MEMORY"),
-)
+# Variables under our prefix that somebody else reads: headrace.folders, compose.yaml. Those of the
+# headrace command's own flags do not come this far: it takes them out.
+OTHER_VARIABLES = ("CACHE_DIR", "STATE_DIR", "QUEUE_MEMORY")
 _HIDDEN = frozenset({"engine_command"})
 
 
