@@ -180,7 +180,8 @@ def _is_missing(error: exceptions.ResponseError) -> bool:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (exceptions.RedisError, OSError) as error:
+    # redis-py also raises TypeError and AttributeError when a connection breaks at the wrong moment.
+    except (exceptions.RedisError, OSError, TypeError, AttributeError) as error:
         wrapped = TransportError(f"Redis: {error or type(error).__name__}")
         wrapped.retryable_later = _is_passing(error)
         raise wrapped from error
@@ -191,5 +192,6 @@ def _is_passing(error: Exception) -> bool:
     if any(isinstance(e, exceptions.AuthenticationError) for e in (error, error.__cause__)):
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+    broken = (TypeError, AttributeError)
     refused = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError)
-    return isinstance(error, (*unreachable, *refused)) or str(error).startswith(_NOT_NOW)
+    return isinstance(error, (*unreachable, *broken, *refused)) or str(error).startswith(_NOT_NOW)

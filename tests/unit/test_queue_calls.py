@@ -160,6 +160,8 @@ class _Refusing:
         (exceptions.ConnectionError("gone"), True),
         (exceptions.TimeoutError("slow"), True),
         (OSError("no route"), True),
+        (TypeError("write to a transport that is gone"), True),
+        (AttributeError("'NoneType' object has no attribute 'write'"), True),
         (exceptions.BusyLoadingError("loading"), True),
         (exceptions.OutOfMemoryError("full"), True),
         (exceptions.ReadOnlyError("replica"), True),
