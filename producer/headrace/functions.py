@@ -180,7 +180,7 @@ def _is_missing(error: exceptions.ResponseError) -> bool:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    # redis-py also raises TypeError and AttributeError when a connection breaks at the wrong moment.
+    # redis-py raises TypeError and AttributeError, too, when a connection breaks at a bad moment.
     except (exceptions.RedisError, OSError, TypeError, AttributeError) as error:
         wrapped = TransportError(f"Redis: {error or type(error).__name__}")
         wrapped.retryable_later = _is_passing(error)
