@@ -113,14 +113,14 @@ def test_the_table_counts_answers_tokens_and_times() -> None:
     """Failures are counted against the requests, and a lone token has no TPOT."""
     answers = [completion(10, 0.1, 0.02), completion(1, 0.3, None), EngineFailure("x")]
     seen = Seen(2, 18, 10, 0.4, 0.3)
-    rows = {row[0]: row[1:] for row in rows_of(DemoRun(["a", "b", "c"], answers, 2.0, seen))}
-    assert rows["requests"][0] == "2 of 3 in 2.0 s"
-    assert rows["tokens"][0] == "20 prompt, 11 output"
-    assert rows["output tokens/s"][0] == "5.5"
-    assert rows["TTFT"][1:] == ("100 ms", "300 ms", "300 ms")
-    assert rows["TPOT"][1:] == ("20 ms", "20 ms", "20 ms")
-    assert rows["sequences a step"][0] == "5.0"
-    assert rows["KV cache use"][0] == "peak 40.0%, mean 30.0%"
+    rows = dict(rows_of(DemoRun(["a", "b", "c"], answers, 2.0, seen)))
+    assert rows["requests"] == "2 of 3 in 2.0 s"
+    assert rows["tokens"] == "20 prompt, 11 output"
+    assert rows["output tokens/s"] == "5.5"
+    assert rows["TTFT"] == "p50 100 ms, p90 300 ms, p99 300 ms"
+    assert rows["TPOT"] == "p50 20 ms, p90 20 ms, p99 20 ms"
+    assert rows["sequences a step"] == "5.0"
+    assert rows["KV cache use"] == "peak 40.0%, mean 30.0%"
 
 
 def test_an_answer_in_brief_is_one_line() -> None:

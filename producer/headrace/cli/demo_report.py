@@ -30,14 +30,15 @@ class DemoRun:
 
 
 def write_report(run: DemoRun) -> None:
-    """Print questions with answers, then the table."""
+    """Print questions with answers, then the numbers."""
     for number, (question, answer) in enumerate(
         zip(run.questions, run.answers, strict=True), start=1
     ):
         said = answer.text if isinstance(answer, Completion) else f"ERROR {answer}"
         render.write_result(f"\n{number:02} {question}\n   {brief(said)}")
     render.write_result("")
-    render.write_table(("", "", "p50", "p90", "p99"), rows_of(run))
+    for label, numbers in rows_of(run):
+        render.write_result(f"{label:18}{numbers}")
 
 
 def brief(text: str) -> str:
@@ -46,8 +47,8 @@ def brief(text: str) -> str:
     return flat if len(flat) <= BRIEF_LENGTH else f"{flat[:BRIEF_LENGTH].rsplit(' ', 1)[0]} …"
 
 
-def rows_of(run: DemoRun) -> list[tuple[str, ...]]:
-    """Return the numbers, one row each, with percentiles where there are many."""
+def rows_of(run: DemoRun) -> list[tuple[str, str]]:
+    """Return labels and numbers, percentiles where there are many."""
     done, seen = run.completions, run.seen
     output = sum(answer.usage.completion_tokens for answer in done)
     prompt = sum(answer.usage.prompt_tokens for answer in done)
@@ -55,20 +56,14 @@ def rows_of(run: DemoRun) -> list[tuple[str, ...]]:
     ttfts = [time.ttft_s for time in times if time.ttft_s is not None]
     tpots = [time.tpot_s for time in times if time.tpot_s is not None]
     return [
-        ("requests", f"{len(done)} of {len(run.answers)} in {run.seconds:.1f} s", "", "", ""),
-        ("tokens", f"{prompt} prompt, {output} output", "", "", ""),
-        ("output tokens/s", f"{output / max(run.seconds, 1e-9):.1f}", "", "", ""),
-        ("TTFT", "", *_percentiles(ttfts)),
-        ("TPOT", "", *_percentiles(tpots)),
-        ("sequences a step", f"{seen.sequences_a_step:.1f}", "", "", ""),
-        ("tokens a step", f"{seen.tokens_a_step:.1f}", "", "", ""),
-        (
-            "KV cache use",
-            f"peak {seen.peak_kv_usage:.1%}, mean {seen.mean_kv_usage:.1%}",
-            "",
-            "",
-            "",
-        ),
+        ("requests", f"{len(done)} of {len(run.answers)} in {run.seconds:.1f} s"),
+        ("tokens", f"{prompt} prompt, {output} output"),
+        ("output tokens/s", f"{output / max(run.seconds, 1e-9):.1f}"),
+        ("TTFT", _percentiles(ttfts)),
+        ("TPOT", _percentiles(tpots)),
+        ("sequences a step", f"{seen.sequences_a_step:.1f}"),
+        ("tokens a step", f"{seen.tokens_a_step:.1f}"),
+        ("KV cache use", f"peak {seen.peak_kv_usage:.1%}, mean {seen.mean_kv_usage:.1%}"),
     ]
 
 
@@ -79,6 +74,9 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _percentiles(values: Sequence[float]) -> tuple[str, str, str]:
-    p50, p90, p99 = (render.format_seconds(percentile(values, share)) for share in (0.5, 0.9, 0.99))
-    return p50, p90, p99
+def _percentiles(values: Sequence[float]) -> str:
+    percents = (50, 90, 99)
+    return ", ".join(
+        f"p{percent} {render.format_seconds(percentile(values, percent / 100))}"
+        for percent in percents
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,8 +44,12 @@ def generate(
     The prompt is sent as a user's message, in the model's chat template; --raw sends it bare, for
     models that were not trained to chat. A line with token counts and times follows on stderr.
     """
-    text, request = request_from(prompt, raw=raw, system=system)
-    request["sampling"] = options.sampling_from(
+    text, request = request_from(
+        prompt,
+        raw=raw,
+        system=system,
+        priority=priority,
+        ttl=ttl,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -54,9 +58,6 @@ def generate(
         seed=seed,
         stop=stop,
     )
-    request["priority"] = priority
-    if ttl is not None:
-        request["ttl"] = ttl
     with served(redis_url, queue, tenant) as place:
         keeper = worker_for(place, model)
         body = _stream(place, text, request, quiet)
@@ -64,18 +65,28 @@ def generate(
 
 
 def request_from(
-    prompt: str, *, raw: bool, system: str | None
+    prompt: str,
+    *,
+    raw: bool,
+    system: str | None,
+    priority: int,
+    ttl: float | None,  # seconds
+    **sampling: Any,  # flags that may be None
 ) -> tuple[str | None, RequestOptions]:
     """Return the bare prompt, or None and options with messages; raises ConfigurationError."""
+    request = RequestOptions(priority=priority, sampling=options.sampling_from(**sampling))
+    if ttl is not None:
+        request["ttl"] = ttl
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ConfigurationError("the prompt is empty")
     if raw and system is not None:
         raise ConfigurationError("--system needs the chat template, which --raw leaves out")
     if raw:
-        return text, RequestOptions()
+        return text, request
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return None, RequestOptions(messages=[*messages, {"role": "user", "content": text}])
+    request["messages"] = [*messages, {"role": "user", "content": text}]
+    return None, request
 
 
 async def _stream(

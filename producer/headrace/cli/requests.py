@@ -48,8 +48,12 @@ def enqueue(
 
     Without --redis-url it waits in the embedded server until a worker is started there.
     """
-    text, request = request_from(prompt, raw=raw, system=system)
-    request["sampling"] = options.sampling_from(
+    text, request = request_from(
+        prompt,
+        raw=raw,
+        system=system,
+        priority=priority,
+        ttl=ttl,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -58,9 +62,6 @@ def enqueue(
         seed=seed,
         stop=stop,
     )
-    request["priority"] = priority
-    if ttl is not None:
-        request["ttl"] = ttl
     if request_id is not None:
         request["request_id"] = request_id
     with served(redis_url, queue, tenant) as place:
