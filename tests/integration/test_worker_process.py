@@ -209,7 +209,8 @@ def test_a_worker_that_still_fetches_its_model_leaves_at_once(farm: WorkerFarm) 
     """SIGTERM does not wait for a hub that says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        worker = farm.start(env={"HEADRACE_MODEL": "owner/name", "HF_ENDPOINT": hub})
+        online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}
+        worker = farm.start(env={"HEADRACE_MODEL": "owner/name", **online})
         silent.settimeout(20)
         asked, _ = silent.accept()
         worker.send(signal.SIGTERM)
