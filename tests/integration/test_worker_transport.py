@@ -219,6 +219,20 @@ async def test_a_server_that_hides_its_settings_is_warned_about(
         driver.client.acl_deluser("shy")
 
 
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_a_wrong_password_is_a_wrong_setting(tcp: bool) -> None:
+    """Waiting does not mend it, so the worker does not wait, and no password is repeated."""
+    with running_server("valkey", tcp=tcp) as server:
+        with server.connect() as client:
+            client.config_set("requirepass", "right")
+        for login in (":wrong-secret@", ""):
+            url = server.url.replace("://", f"://{login}", 1)
+            async with Connections(url, 1.5) as connections:
+                with pytest.raises(ConfigurationError, match="refuses the login") as refusal:
+                    await check_server(connections.commands)
+            assert "wrong-secret" not in str(refusal.value)
+
+
 async def test_an_unreachable_server_is_a_transport_error() -> None:
     """Nobody listens there."""
     async with Connections(f"redis://127.0.0.1:{free_port()}", 1.5) as connections:

@@ -42,14 +42,16 @@ class Connections:
 async def check_server(redis: Redis) -> tuple[str, ...]:
     """Return warnings about the server.
 
-    Raises ConfigurationError for an eviction policy under which requests vanish, and TransportError
-    when the server cannot be reached.
+    Raises ConfigurationError for a login that is refused and for an eviction policy under which
+    requests vanish, and TransportError when the server cannot be reached.
     """
     try:
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
             policy = await _read_config(redis, "maxmemory-policy")
             append_only = await _read_config(redis, "appendonly")
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        if _is_login_refused(error):
+            raise ConfigurationError(f"Redis refuses the login: {error}") from error
         raise TransportError(f"Redis is unreachable: {error}") from error
     if policy not in (None, SAFE_POLICY):
         raise ConfigurationError(
@@ -57,6 +59,11 @@ async def check_server(redis: Redis) -> tuple[str, ...]:
             f" word; set it to {SAFE_POLICY!r}"
         )
     return tuple(_warnings(policy, append_only))
+
+
+def _is_login_refused(error: Exception) -> bool:
+    # Over a Unix socket, redis-py wraps what the server says to the password.
+    return any(isinstance(e, redis_errors.AuthenticationError) for e in (error, error.__cause__))
 
 
 def _warnings(policy: str | None, append_only: str | None) -> list[str]:
