@@ -2,7 +2,7 @@
 
 Redis can be out of reach, which stops everything, or refuse some things and do others: at full
 memory it takes no tokens but renews leases. So what fails is remembered by name, and Redis counts
-as back when nothing fails any more.
+as back when nothing fails any more, or what was refused has not been tried again for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headrace_worker import logs
 
 T = TypeVar("T")
 
+REFUSAL_LASTS_S = 10.0  # what nobody has tried since says nothing about Redis any more
+
 _OUT_OF_REACH = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
@@ -35,17 +37,18 @@ class Link:
         self.timeout_s = timeout_s  # of one command
         self._clock = clock
         self._back_at: float | None = None  # monotonic second of the last return, if it ever left
-        self._failing: dict[str, bool] = {}  # what fails → whether Redis was reached and refused
+        self._is_away = False  # out of reach at the last try
+        self._refused_at: dict[str, float] = {}  # what Redis refused → monotonic second
         self._log = logs.get_logger()
 
     @property
     def is_connected(self) -> bool:
         """Whether all that was tried last has worked."""
-        return not self._failing
+        return not self._is_away and not self._refused_at
 
     def was_away_within(self, seconds: float) -> bool:
         """Whether Redis is out of reach, or came back less than so many seconds ago."""
-        if not all(self._failing.values()):
+        if self._is_away:
             return True
         return self._back_at is not None and self._clock() - self._back_at < seconds
 
@@ -67,18 +70,24 @@ class Link:
 
     def lost(self, what: str, error: TransportError) -> None:
         """Take note of a failure; logged when nothing failed before."""
-        if not self._failing:
+        if self.is_connected:
             self._log.warning(logs.REDIS_DISCONNECTED, during=what, error=str(error))
-        self._failing[what] = not isinstance(error.__cause__, _OUT_OF_REACH)
+        if isinstance(error.__cause__, _OUT_OF_REACH):
+            self._is_away = True
+        else:
+            self._refused_at[what] = self._clock()
 
     def found(self, what: str) -> None:
         """Take note of a success; logged when nothing fails any more."""
-        if not self._failing:
+        if self.is_connected:
             return
-        if not all(self._failing.values()):
-            self._back_at = self._clock()
-        self._failing = {
-            name: refused for name, refused in self._failing.items() if refused and name != what
+        now = self._clock()
+        if self._is_away:
+            self._is_away, self._back_at = False, now
+        self._refused_at = {
+            name: at
+            for name, at in self._refused_at.items()
+            if name != what and now - at < REFUSAL_LASTS_S
         }
-        if not self._failing:
+        if self.is_connected:
             self._log.info(logs.REDIS_RECONNECTED)
