@@ -34,11 +34,13 @@ class Metrics:
             "scheduled_sequences", "Sequences in the batch, summed over all steps"
         )
         self._preemptions = self._counter("num_preemptions", "Sequences sent back to waiting")
-        self._reclaimed = self._counter("deliveries_reclaimed", "Requests taken over from others")
+        self._reclaimed = self._counter("deliveries_reclaimed", "Requests granted again")
         self._restarts = self._counter("engine_restarts", "Engine processes started again")
         self._running = self._gauge("num_requests_running", "Sequences in the batch")
         self._waiting = self._gauge("num_requests_waiting", "Claimed and not admitted yet")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
+        self._kv_usage = self._gauge(
+            "kv_cache_usage_perc", "Share of KV blocks in use or set aside, 0 to 1"
+        )
         self._depth = self._gauge("queue_depth", "Requests in the queue, all workers", ["state"])
         self._queue_time = self._seconds("request_queue_time", "Enqueue to first admission")
         self._ttft = self._seconds("time_to_first_token", "Enqueue to first token")
@@ -78,7 +80,7 @@ class Metrics:
         self._ttft.observe(ttft_s)
 
     def count_reclaimed(self, num_requests: int = 1) -> None:
-        """Count requests that were taken over from another worker."""
+        """Count requests that were granted before, to whichever worker."""
         self._reclaimed.inc(num_requests)
 
     def count_engine_restart(self) -> None:
