@@ -1,4 +1,4 @@
-"""Many requests at a time: each item a job, a bounded number in flight, results as they come."""
+"""Many requests at a time: a bounded number in flight, results as they come."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Item = Prompt | PromptWithOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Draft:
     """One item with all its options."""
 
     prompt: Any  # not checked yet
     options: dict[str, Any]  # not checked yet; request_id is set
 
 
-class JobMaker:
+class DraftMaker:
     """Gives item number i the id ``<request_id>:<i>`` and the options that all items share."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -42,18 +42,18 @@ class JobMaker:
         self._run_id = self._options.pop("request_id", None) or uuid.uuid4().hex
         self._num_made = 0
 
-    def make(self, item: Item) -> Job:
-        """Return the next job; what the item says itself goes before what is shared."""
+    def make(self, item: Item) -> Draft:
+        """Return the next draft; an item's own options win over those that are shared."""
         options = {**self._options, "request_id": f"{self._run_id}:{self._num_made}"}
         self._num_made += 1
         if not isinstance(item, Mapping):
-            return Job(item, options)
+            return Draft(item, options)
         options.update(item)
-        return Job(options.pop("prompt", None), options)
+        return Draft(options.pop("prompt", None), options)
 
 
 def refuse_text(prompts: object) -> None:
-    """Raise ConfigurationError for one text: its characters are surely not meant as prompts."""
+    """Raise ConfigurationError for a single prompt, whose characters are not meant as prompts."""
     if isinstance(prompts, str | bytes | Mapping):
         raise ConfigurationError(f"prompts must be several prompts, not one: {prompts!r:.80}")
 
@@ -79,13 +79,13 @@ async def as_completed(
     Ending the iteration early cancels what is in flight.
     """
     finished: asyncio.Queue[asyncio.Future[T] | None] = asyncio.Queue()  # None: no more items
-    slots = asyncio.Semaphore(max_in_flight)
+    in_flight = asyncio.Semaphore(max_in_flight)
     running: set[asyncio.Future[T]] = set()
 
     async def feed() -> None:
         try:
             async for item in each(items):
-                await slots.acquire()
+                await in_flight.acquire()
                 future = asyncio.ensure_future(start(item))
                 running.add(future)
                 future.add_done_callback(finished.put_nowait)
@@ -102,7 +102,7 @@ async def as_completed(
                 await feeder  # raises what the caller's iterable raised
                 continue
             running.discard(future)
-            slots.release()
+            in_flight.release()
             yield future.result()
     finally:
         leftover: list[asyncio.Future[Any]] = [feeder, *running]

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
-from headrace.bulk import Item, JobMaker, as_completed, refuse_text
+from headrace.bulk import DraftMaker, Item, as_completed, refuse_text
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import Overloaded, RequestError, RequestTimeout
 from headrace.groups import merge_statuses
@@ -171,13 +171,13 @@ class AsyncClient:
         """
         refuse_text(prompts)
         check_count("max_in_flight", max_in_flight)
-        jobs = JobMaker(options)
+        drafts = DraftMaker(options)
         patience = timeout or self._core.bulk_timeout
 
         async def start(item: Item) -> Completion | RequestError | RequestTimeout:
-            job = jobs.make(item)
+            draft = drafts.make(item)
             try:
-                submission = self._core.prepare(job.prompt, job.options, attached=False)
+                submission = self._core.prepare(draft.prompt, draft.options, attached=False)
                 return await self._generate_when_room(submission, patience, cancel_on_exit)
             except (RequestError, RequestTimeout) as error:
                 if return_errors:

@@ -37,8 +37,8 @@ class AsyncLink:
         self.keys = keys
         self._retry_s = retry_s  # how long to go on while Redis is away; None: for ever
         self._redis: redis.asyncio.Redis = settings.commands()
-        self._slots = asyncio.Semaphore(settings.num_commands)
-        self._waiting: set[asyncio.Timeout] = set()  # of the calls that wait for a slot
+        self._free = asyncio.Semaphore(settings.num_commands)  # connections
+        self._waiting: set[asyncio.Timeout] = set()  # of the calls that wait for a connection
         self.multiplexer = Multiplexer(self._unblock, settings.reader, settings.num_readers)
         self._is_closed = False
 
@@ -140,7 +140,7 @@ class AsyncLink:
     async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run one command as soon as a connection is free; raises TransportError when it hangs."""
         try:
-            async with self._slot():
+            async with self._connection():
                 if self._is_closed:
                     raise TransportError("the client is closed")
                 async with asyncio.timeout(COMMAND_TIMEOUT_S):
@@ -151,15 +151,16 @@ class AsyncLink:
             raise failure from error
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """Hold one of the connections; a TimeoutError ends the waits for it, too.
+    async def _connection(self) -> AsyncIterator[None]:
+        """Hold one of the connections while a call runs.
 
-        Else every call behind one that hangs would hang in its turn.
+        When the call times out, so do the calls that wait for a connection; otherwise each of them
+        would hang in turn.
         """
         async with asyncio.timeout(None) as waiting:
             self._waiting.add(waiting)
             try:
-                await self._slots.acquire()
+                await self._free.acquire()
             finally:
                 self._waiting.discard(waiting)
         try:
@@ -170,13 +171,13 @@ class AsyncLink:
             self._waiting.clear()
             raise
         finally:
-            self._slots.release()
+            self._free.release()
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that a cancellation shall not cut short: it is passed on when the work is done.
+    """Await work; when cancelled, give it QUIET_CANCEL_S more to end before that is raised.
 
-    An enqueue that is cut short may reach Redis later than the cancel that shall undo it.
+    An enqueue that was interrupted could reach Redis after the cancel that is meant to undo it.
     """
     task = asyncio.create_task(work)
     try:

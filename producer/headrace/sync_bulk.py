@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.assembly import Opened
-from headrace.bulk import Item, JobMaker
+from headrace.bulk import DraftMaker, Item
 from headrace.core import ClientCore
 from headrace.errors import Overloaded, RequestError, RequestTimeout
 from headrace.patience import Patience
@@ -27,14 +27,14 @@ class Bulk:
         self,
         core: ClientCore,
         link: SyncLink,
-        jobs: JobMaker,
+        drafts: DraftMaker,
         *,
         timeout: Timeout,
         cancel_on_exit: bool,
     ) -> None:
         self._core = core
         self._link = link
-        self._jobs = jobs
+        self._drafts = drafts
         self._timeout = timeout
         self._cancel_on_exit = cancel_on_exit
         self._pump = Pump(link)
@@ -69,9 +69,9 @@ class Bulk:
 
     def _launch(self, item: Item) -> Iterator[Outcome]:
         """Send one item; yields only where the answer is "no" at once."""
-        job = self._jobs.make(item)
+        draft = self._drafts.make(item)
         try:
-            submission = self._core.prepare(job.prompt, job.options, attached=False)
+            submission = self._core.prepare(draft.prompt, draft.options, attached=False)
         except RequestError as error:
             yield error
         else:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
-from headrace.bulk import Item, JobMaker, refuse_text
+from headrace.bulk import DraftMaker, Item, refuse_text
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import RequestError, RequestTimeout
 from headrace.groups import merge_statuses
@@ -171,7 +171,7 @@ class Client:
         bulk = Bulk(
             self._core,
             self._link,
-            JobMaker(options),
+            DraftMaker(options),
             timeout=timeout or self._core.bulk_timeout,
             cancel_on_exit=cancel_on_exit,
         )

@@ -37,7 +37,7 @@ class FakeWorker:
 
     ``answers`` maps the prompt's text, or the last message's, to an answer, or computes it; by
     default the prompt comes back. One token, a character or a word, is emitted a step for every
-    active request, ``token_delay_s`` seconds apart. ``fail_with`` refuses everything. Leaving
+    running request, ``token_delay_s`` seconds apart. ``fail_with`` refuses everything. Leaving
     hands unfinished requests back, and the next worker goes on where this one stopped.
     """
 
@@ -62,7 +62,7 @@ class FakeWorker:
         self._split = split
         self._max_num_seqs = max_num_seqs
         # Below: touched by the worker's thread alone, but for the event.
-        self._active: list[FakeSequence] = []
+        self._running: list[FakeSequence] = []
         self._nonce = uuid.uuid4().hex
         self._wake_cursor = "0-0"
         self._renewed_s = 0.0
@@ -112,7 +112,7 @@ class FakeWorker:
             self._renew()
             self._claim()
             self._emit()
-            if self._active:
+            if self._running:
                 self._is_leaving.wait(self._token_delay_s)
             else:
                 self._wait_for_work()
@@ -122,7 +122,7 @@ class FakeWorker:
             self._is_leaving.wait(IDLE_WAIT_S)
 
     def _claim(self) -> None:
-        free_seqs = self._max_num_seqs - len(self._active)
+        free_seqs = self._max_num_seqs - len(self._running)
         if not free_seqs:
             return
         call = functions.claim(
@@ -130,7 +130,7 @@ class FakeWorker:
             worker_id=self.worker_id,
             nonce=self._nonce,  # kept until a reply came, so that a lost one can be had again
             free_seqs=free_seqs,
-            free_tokens=TOTAL_TOKENS if not self._active else TOTAL_TOKENS // 2,
+            free_tokens=TOTAL_TOKENS if not self._running else TOTAL_TOKENS // 2,
             total_tokens=TOTAL_TOKENS,
             lease_ms=LEASE_MS,
         )
@@ -142,7 +142,7 @@ class FakeWorker:
 
     def _admit(self, grant: Grant) -> None:
         sequence = FakeSequence(grant, self.worker_id)
-        self._active.append(sequence)
+        self._running.append(sequence)
         try:
             request = decode_request(grant.payload)
             self.requests.append(request)
@@ -163,20 +163,20 @@ class FakeWorker:
         return self._answers[prompt]
 
     def _emit(self) -> None:
-        speaking = [sequence for sequence in self._active if not sequence.is_done]
+        speaking = [sequence for sequence in self._running if not sequence.is_done]
         items = [sequence.next_item() for sequence in speaking]
         if items:
             call = functions.emit(self._keys, worker_id=self.worker_id, items=items)
             replies = functions.run_sync(self._redis, call)
             for sequence, reply in zip(speaking, replies, strict=True):
                 self._heed(sequence, reply.outcome, reply.offset)
-        for sequence in [sequence for sequence in self._active if sequence.is_done]:
+        for sequence in [sequence for sequence in self._running if sequence.is_done]:
             functions.run_sync(self._redis, sequence.finish_call(self._keys))
-            self._active.remove(sequence)
+            self._running.remove(sequence)
 
     def _heed(self, sequence: FakeSequence, outcome: EmitOutcome, offset: int) -> None:
         if outcome in (EmitOutcome.FENCED, EmitOutcome.DONE, EmitOutcome.GONE):
-            self._active.remove(sequence)
+            self._running.remove(sequence)
             return
         sequence.num_emitted = offset
         if outcome is EmitOutcome.CANCEL:
@@ -198,7 +198,7 @@ class FakeWorker:
                 raise
 
     def _call_for_held(self, build: Callable[..., functions.Call[Any]], **options: Any) -> None:
-        held = [sequence.grant.held for sequence in self._active]
+        held = [sequence.grant.held for sequence in self._running]
         if held:
             call = build(self._keys, worker_id=self.worker_id, held=held, **options)
             functions.run_sync(self._redis, call)

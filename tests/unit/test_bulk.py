@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from headrace import Timeout
-from headrace.bulk import JobMaker, as_completed, refuse_text
+from headrace.bulk import DraftMaker, as_completed, refuse_text
 from headrace.core import ClientCore
 from headrace.errors import ConfigurationError
 
@@ -135,7 +135,7 @@ async def test_no_items_are_no_results() -> None:
 
 def test_items_are_numbered() -> None:
     """Item i has the id <request_id>:<i>; an own id is kept, and counts."""
-    maker = JobMaker({"request_id": "run", "max_tokens": 5})
+    maker = DraftMaker({"request_id": "run", "max_tokens": 5})
     jobs = [maker.make("a"), maker.make({"prompt": "b", "request_id": "own"}), maker.make([1])]
     assert [job.options["request_id"] for job in jobs] == ["run:0", "own", "run:2"]
     assert [job.prompt for job in jobs] == ["a", "b", [1]]
@@ -143,14 +143,14 @@ def test_items_are_numbered() -> None:
 
 def test_own_options_go_before_shared_ones() -> None:
     """An item's options win, and leave the shared ones as they were."""
-    maker = JobMaker({"max_tokens": 5, "seed": 1})
+    maker = DraftMaker({"max_tokens": 5, "seed": 1})
     assert maker.make({"prompt": "a", "max_tokens": 9}).options["max_tokens"] == 9
     assert maker.make("b").options["max_tokens"] == 5
 
 
 def test_runs_without_an_id_do_not_meet() -> None:
     """Two runs that are not named have different ids."""
-    names = {JobMaker({}).make("a").options["request_id"] for _ in range(10)}
+    names = {DraftMaker({}).make("a").options["request_id"] for _ in range(10)}
     assert len(names) == 10
 
 

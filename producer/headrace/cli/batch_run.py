@@ -71,10 +71,10 @@ class BatchRun:
                     continue
                 assert isinstance(item, BatchRequest)
                 if len(running) >= self._max_in_flight:
-                    running = await _reap(running)
+                    running = await _wait_for_any(running)
                 running.add(asyncio.ensure_future(self._answer(item)))
             while running:
-                running = await _reap(running)
+                running = await _wait_for_any(running)
         finally:
             # What is in flight stays in Redis: the next run attaches to it.
             for task in running:
@@ -83,7 +83,7 @@ class BatchRun:
         return self.counts
 
     def _take(self, item: BatchRequest | BadLine) -> bool:
-        """Whether a line has to be asked; if not, it is counted, and answered if it is bad."""
+        """Return whether a line has to be asked; count one that has not, and answer a bad one."""
         if isinstance(item, BatchRequest):
             is_answered = id_digest(item.custom_id) in self._earlier.answered
             self.counts.num_skipped += is_answered
@@ -159,7 +159,7 @@ class BatchRun:
         return f"batch_req_{self._batch.removeprefix('batch-')}_{line_number}"
 
 
-async def _reap(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+async def _wait_for_any(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     """Wait until some task is done, let its error be seen, and return the others."""
     done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     for task in done:

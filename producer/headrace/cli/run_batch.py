@@ -72,7 +72,7 @@ def run_batch(
     API. Ignored: user, metadata, store, stream_options, service_tier, safety_identifier,
     prompt_cache_key, parallel_tool_calls. Anything else is an error of its line.
     """
-    job = BatchJob(
+    plan = BatchPlan(
         source=None if source == "-" else Path(source),
         target=None if target == "-" else Path(target),
         model=model,
@@ -80,19 +80,19 @@ def run_batch(
         max_tokens=max_tokens,
         priority=priority,
     )
-    job.check()
+    plan.check()
     with (
-        _opened(job.source) as lines,
-        _results(job.target) as (write, earlier),
+        _opened(plan.source) as lines,
+        _results(plan.target) as (write, earlier),
         served(redis_url, queue, tenant) as place,
     ):
         keeper = worker_for(place, model)
-        body = _run(job, place, lines, write, earlier)
+        body = _run(plan, place, lines, write, earlier)
         raise typer.Exit(run(body, beside=keeper))
 
 
 @dataclass(frozen=True, slots=True)
-class BatchJob:
+class BatchPlan:
     """What one call of the command is to do."""
 
     source: Path | None  # None: stdin
@@ -113,7 +113,7 @@ class BatchJob:
 
 
 async def _run(
-    job: BatchJob,
+    plan: BatchPlan,
     place: Place,
     lines: BinaryIO,
     write: Callable[[dict[str, Any]], None],
@@ -121,15 +121,15 @@ async def _run(
 ) -> ExitCode:
     async with place.client(timeout=PATIENT, result_ttl=RESULT_TTL_S) as client:
         batch = BatchRun(
-            _asker(client, job.priority),
+            _asker(client, plan.priority),
             write,
-            batch=batch_id(job.source, job.target),
-            model=job.model,
-            max_in_flight=job.max_in_flight,
+            batch=batch_id(plan.source, plan.target),
+            model=plan.model,
+            max_in_flight=plan.max_in_flight,
             earlier=earlier,
         )
-        async with shown_progress(batch.counts, _count_lines(job.source)):
-            counts = await batch.run(read_lines(lines, job.max_tokens))
+        async with shown_progress(batch.counts, _count_lines(plan.source)):
+            counts = await batch.run(read_lines(lines, plan.max_tokens))
     num_failed = counts.num_failed + earlier.num_failed
     skipped = f", {counts.num_skipped} of them before" if counts.num_skipped else ""
     render.say(f"{counts.num_done} lines have a result{skipped}; {num_failed} failed")
