@@ -97,10 +97,6 @@ class Keys:
         """Channel of hints to workers: ``<tenant>:<request id>`` of a running request to cancel."""
         return f"{self.base}:ctl"
 
-    def hint(self, client_id: str) -> str:
-        """Channel of hints to a client: new tokens."""
-        return f"{self.base}:hint:{client_id}"
-
     @property
     def dead(self) -> str:
         """Stream: dead letters."""
