@@ -49,8 +49,8 @@ local function ensure_group(key)
   if made.err and not made.err:find('BUSYGROUP', 1, true) then error(made) end
 end
 
--- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long as the
--- others have been served already. Returns whether the tenant is one.
+-- A newcomer starts at the lowest counter in use: at zero it would be served alone for as long as
+-- the others have been served already. Returns whether the tenant is one.
 local function join_lane(q, lane, tenant)
   local key = served_key(q, lane)
   if redis.call('ZSCORE', key, tenant) then return false end

@@ -7,7 +7,8 @@
 --    of them live in one slot.
 -- 2. A call may be repeated: a client retries when a reply is lost. The repetition changes nothing
 --    and is answered like the first, or with what has become of the request since.
--- 3. Each grant raises the request's epoch. Only the owner at the current epoch may write.
+-- 3. Each grant raises the request's epoch, and only the owner at the current epoch may write: the
+--    epoch is a fencing token, like the sequencers of Chubby (Burrows, OSDI 2006).
 -- 4. Arguments are checked before the first write, and writes are ordered so that a prefix of them
 --    is harmless: first the entry of a lane, then the request; first the terminal entry, then the
 --    state.

@@ -20,8 +20,8 @@
 --                  as in the terminal entry
 --   closed_by      worker that finished it, or _queue; tells a repeated finish from a late one
 
--- The request, or nil: a hash of the wrong type, or one that lost a field that is always there, is as
--- good as none.
+-- The request, or nil, also for a hash of the wrong type or one that lost a field that is always
+-- there.
 local function load_request(q, tenant, id)
   local key = request_key(q, tenant, id)
   local v = redis.pcall('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
@@ -151,9 +151,9 @@ local function strike(q, r, now, worker, max_strikes)
   requeue(q, r, now)
 end
 
--- The hash of a request is gone, or unusable, while its lane entry is not. Whoever reads its log
--- learns it. An entry that somebody added by hand was never counted: a lane has as many entries as
--- requests, so one too many tells.
+-- The hash of a request is gone, or unusable, while its lane entry is not: readers of its log get a
+-- terminal entry. An entry that somebody added by hand was never counted; then the lane has more
+-- entries than requests.
 local function close_orphan(q, what, lane, tenant, entry)
   local id = entry.request_id
   local log = log_key(q, tenant, id)

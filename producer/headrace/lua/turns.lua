@@ -9,9 +9,10 @@ for lane = 0, LANES - 1 do
   LANE_FIELDS[lane * 3 + 3] = 'since:' .. lane
 end
 
--- Lanes share by weight: a grant moves its lane's turn on by cost * 2^lane, and the lowest turn is
--- next, so each lane gets about twice the tokens of the one behind it. Strict order would starve
--- bulk work; ageing keeps the weight of 1/512 of the last lane from meaning "not today".
+-- Lanes share by weight, as in stride scheduling (Waldspurger and Weihl, 1995): a grant moves its
+-- lane's turn on by cost * 2^lane, and the lowest turn is next, so each lane gets about twice the
+-- tokens of the one behind it. Strict order would starve bulk work; ageing keeps the last lane,
+-- with its weight of 1/512, from waiting for ever.
 local function next_lane(q, now, exhausted)
   local v = redis.call('HMGET', stats_key(q), unpack(LANE_FIELDS))
   local best, best_turn, oldest, oldest_since
@@ -34,8 +35,9 @@ local function take_turn(q, r, now)
   redis.call('HSET', stats, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
 end
 
--- The tenant served least, of those that have something queued here. Pages without one are passed
--- over once a call: grants move tenants only towards the end.
+-- The tenant served least, of those that have something queued here: the virtual token counter of
+-- Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Pages without one are
+-- passed over once a call: grants move tenants only towards the end.
 local function next_tenant(q, lane, seen)
   for start = seen.first[lane] or 0, math.huge, TENANTS_A_PAGE do
     seen.first[lane] = start

@@ -78,8 +78,8 @@ local function is_within_reach(q, r)
   end
 end
 
--- A request that waits or runs must have its entry, its lease, and its tenant a place in the lane, or
--- nobody will ever take it.
+-- A request that waits or runs needs its entry, its lease, and a place of its tenant in the lane;
+-- else nobody will ever take it.
 local function repair_request(q, key)
   local tenant, id = key:sub(#q + 6):match('^([^:]*):(.*)$') -- behind "{q}:req:"
   local r = load_request(q, tenant, id)
