@@ -90,7 +90,8 @@ __all__ = [
     "Usage",
 ]
 
-# The clients load redis-py, 0.1 s; who needs types and errors only, as an engine does, is spared.
+# Imported on first use: the clients load redis-py (0.1 s), which code that needs types and errors
+# only, such as the engine, does not pay for.
 _MODULE_OF = {
     "AsyncClient": "headrace.client",
     "Client": "headrace.sync_client",

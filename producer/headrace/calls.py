@@ -25,7 +25,7 @@ LIBRARY = "headrace_1"
 """Name of the function library; it carries the protocol's version, so two can live side by side."""
 
 MAX_STRIKES = 3
-"""Holders that may vanish; the last of them ran the request alone."""
+"""Strikes, one a vanished holder, at which a request that ran alone becomes a dead letter."""
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -82,8 +82,8 @@ def claim(
 ) -> Call[ClaimReply]:
     """Take what fits; the same nonce gets the same grants again.
 
-    ``free_tokens`` and ``total_tokens`` count KV slots. A cost above ``total_tokens`` is taken as
-    that, so that a worker that is empty can run, or refuse, every request.
+    ``free_tokens`` and ``total_tokens`` count KV slots. A cost above ``total_tokens`` counts as
+    ``total_tokens``, so that every request fits an empty worker, which then runs or refuses it.
     """
     args = (worker_id, nonce, free_seqs, free_tokens, total_tokens, lease_ms, max_strikes)
     return Call("claim", keys.base, args, parsing.parse_claim)

@@ -1,4 +1,4 @@
-"""How the client connects to Redis: settings that each answer a failure that was measured."""
+"""How the client connects to Redis; each setting prevents a failure that was measured."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ CONNECT_TIMEOUT_S = 5.0
 HEALTH_CHECK_S = 30
 
 BLOCK_S = 5.0
-"""Longest blocking read; a longer wait is a row of them."""
+"""Longest blocking read; a longer wait is several of them."""
 
 BLOCK_MARGIN_S = 5.0
 """A blocking read is given up this much later than Redis should have answered."""
 
 SYNC_BLOCK_S = 2.0
 SYNC_BLOCK_MARGIN_S = 3.0
-"""The same for a thread: nothing else can end its wait when the network swallows everything."""
+"""The same for the blocking client: in a silent network only the socket timeout ends its wait."""
 
 POOL_WAIT_S = 60.0
 """A call waits this long for a free connection of its pool before it fails."""
 
-# What redis-py would take from the URL although it is set here; wrong values make clients deaf.
+# Options that redis-py would take from the URL although they are set here; other values, such as
+# decoded replies or a short socket timeout, break the client.
 _OWN_OPTIONS = frozenset(
     {
         *("decode_responses", "encoding", "legacy_responses", "single_connection_client"),

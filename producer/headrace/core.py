@@ -15,7 +15,8 @@ from headrace.submission import Defaults, Submission, prepare
 from headrace.types import Prompt, RequestStatus, Timeout
 
 DEFAULT_MAX_CONNECTIONS = 16
-# Of many requests most wait for the others, and a worker that takes over begins with all of them.
+# Most requests of a bulk run wait behind the others, and after a takeover the next worker has to
+# prefill all of them first.
 BULK_TIMEOUT = Timeout(first_chunk=3600.0, between_chunks=600.0)
 
 

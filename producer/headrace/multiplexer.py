@@ -26,9 +26,10 @@ FULL_INBOX = 256
 """Chunks in an inbox above which its logs are no longer read; they wait in Redis."""
 
 SHORT_BLOCK_S = 0.05
-"""Block where Redis refuses CLIENT UNBLOCK: the longest that a new log waits to be noticed."""
+"""Length of a blocking read where Redis refuses CLIENT UNBLOCK; a new log waits so long at most."""
 
 NUDGE_GAP_S = 0.005
+"""Pause between two tries to end a blocking read."""
 
 
 class Inbox:

@@ -1,4 +1,4 @@
-"""Msgpack within limits: what is read from the wire can be neither too big, too deep, nor code."""
+"""Msgpack with limits: nothing read from the wire is too big, too deep, or code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _refuse_extension(code: int, data: bytes) -> object:
 
 
 class _ContainerCount:
-    """Stops a bomb while it goes off: an empty map is one byte on the wire and 64 in memory."""
+    """Stops the decoding of a memory bomb: an empty map is 1 byte on the wire and 64 in memory."""
 
     def __init__(self) -> None:
         self._left = MAX_CONTAINERS

@@ -54,7 +54,7 @@ class Flight:
 
 
 class Pump:
-    """Turns the crank of one thread: read once over all flights, then look after their clocks."""
+    """Moves the flights of one thread: one read over all their logs, then their timeouts."""
 
     def __init__(self, link: SyncLink) -> None:
         self._link = link
@@ -101,7 +101,7 @@ class Pump:
         verdict = flight.patience.verdict(now_s)
         if verdict is None and not flight.patience.is_probe_due(now_s):
             return
-        if not self._was_lost:  # else the question would be lost as well, and take its time
+        if not self._was_lost:  # otherwise the question would time out as well
             for log in flight.assembly.unfinished:
                 self._probe(flight, log)
         if verdict is not None and not flight.has_news:

@@ -26,7 +26,7 @@ class EmitOutcome(StrEnum):
     DONE = "DONE"  # the request has ended
     GONE = "GONE"  # its keys are missing or unusable
     GAP = "GAP"  # the log ends before the chunk begins: go back to the offset
-    OVERLAP = "OVERLAP"  # the log ends elsewhere behind the chunk's begin: go on from the offset
+    OVERLAP = "OVERLAP"  # the log holds a part of the chunk, or other tokens: go on from the offset
     CANCEL = "CANCEL"  # in the log, and a client wants the request to stop
 
 

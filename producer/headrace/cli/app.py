@@ -53,7 +53,7 @@ app.command(hidden=True)(demo)
 def run_app() -> int:
     """Run the command line and return the exit code; errors that are expected show no traceback."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # no terminal stops a text
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # replace what it cannot show
     try:
         app()
     except HeadraceError as error:

@@ -1,8 +1,8 @@
 """The body of an OpenAI batch line, mapped to our words.
 
 Three kinds of field exist: those that we take, those that are ignored on purpose because they do
-not change the answer, and the others. One of the others is an error of its line, since an answer
-that silently leaves it out would be the answer to another question.
+not change the answer, and the others. One of the others makes its line an error, because an answer
+that silently ignores it would answer another question.
 """
 
 from __future__ import annotations

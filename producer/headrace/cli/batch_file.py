@@ -110,7 +110,7 @@ def _parse(line: bytes | None) -> dict[str, Any]:
     if line is None:
         raise _Refusal("invalid_line", f"longer than {MAX_LINE_BYTES} bytes")
     try:
-        # Valkey's answers and our output are strict JSON, so NaN and Infinity end here.
+        # NaN and Infinity, which Python would take, are not JSON.
         entry = json.loads(line.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _Refusal("invalid_line", f"not JSON: {error}") from error

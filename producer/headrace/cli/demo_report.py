@@ -25,7 +25,7 @@ class DemoRun:
 
     @property
     def completions(self) -> list[Completion]:
-        """The answers that are none of them errors."""
+        """The answers, without the errors."""
         return [answer for answer in self.answers if isinstance(answer, Completion)]
 
 

@@ -22,7 +22,7 @@ REFRESH_PER_S = 10
 
 
 class StreamView(Protocol):
-    """What is told of the streams."""
+    """Shows streams; told of their text and their ends."""
 
     def add(self, at: int, text: str) -> None:
         """Text of stream number ``at`` came."""

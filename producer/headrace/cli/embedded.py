@@ -1,7 +1,7 @@
 """A real Valkey under the state folder, shared by the commands that run at the same time.
 
-Requests survive between commands and crashes in its append-only file. See keeper.py for how the
-last user's leaving stops it.
+Requests outlive commands and crashes in its append-only file. keeper.py stops it when its last user
+leaves.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def embedded_server(state: Path) -> Iterator[EmbeddedServer]:
 
 
 def join_server(state: Path) -> EmbeddedServer:
-    """As embedded_server; the server stays up until the caller closes ``lock_fd``, or ends."""
+    """Do what embedded_server does, until the caller closes ``lock_fd`` or ends."""
     folder = _make_folder(state / "valkey")
     socket_path = _socket_path(folder)
     users = open_lock(folder / "users.lock")
@@ -57,7 +57,7 @@ def join_server(state: Path) -> EmbeddedServer:
         if not keeper.lock_within(users, fcntl.LOCK_SH, START_TIMEOUT_S):
             raise TransportError(f"the embedded server in {folder} does not stop")
         _start_once(folder, socket_path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: a lock that stays open would keep the server up
         os.close(users)
         raise
     return EmbeddedServer(f"unix://{quote(socket_path)}", folder, users)

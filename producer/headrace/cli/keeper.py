@@ -69,7 +69,7 @@ def answers_ping(socket_path: str) -> bool:
 
 
 def lock_within(descriptor: int, kind: int, timeout_s: float) -> bool:
-    """Take a flock, waiting at most so long; return whether it was had."""
+    """Take a flock, waiting at most so long; return whether it was taken."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -143,7 +143,7 @@ def _start(folder: Path, socket_path: str, command: list[str]) -> subprocess.Pop
 
 
 def _leave_with(server: subprocess.Popen[bytes]) -> NoReturn:
-    """A keeper without a server has nothing to keep."""
+    """End the keeper when its server has ended by itself."""
     os._exit(server.wait() and 1)
 
 

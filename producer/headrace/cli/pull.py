@@ -17,6 +17,6 @@ Names = Annotated[
 
 
 def pull(names: Names = None) -> None:
-    """Fetch a model into ~/.cache/headrace/models, verified; again is a no-op."""
+    """Fetch a model into ~/.cache/headrace/models, verified; one that is there is kept."""
     command = [sys.executable, "-m", "headrace_worker.catalogue", *(names or [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)

@@ -30,7 +30,7 @@ def enqueue(
     tenant: options.Tenant = options.DEFAULT_TENANT,
     request_id: Annotated[
         str | None,
-        options.option("--request-id", "An id of your own: asking twice is then asking once."),
+        options.option("--request-id", "An id of your own; asking again under it adds no request."),
     ] = None,
     raw: options.Raw = False,
     system: options.System = None,

@@ -59,7 +59,7 @@ class ResultFile:
                     self._rewrite(lock)
                 else:
                     self._file = lock
-            except BaseException:
+            except BaseException:  # Ctrl-C, too: the lock must not outlive the attempt
                 lock.close()
                 raise
         except OSError as error:
@@ -120,7 +120,7 @@ class ResultFile:
             fresh.flush()
             os.fsync(fresh.fileno())
             fresh_path.replace(self._path)
-        except BaseException:
+        except BaseException:  # likewise
             fresh.close()
             raise
         lock.close()

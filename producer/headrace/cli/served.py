@@ -65,7 +65,7 @@ def served(
 ) -> Iterator[Place]:
     """Yield the given server, or start or join the embedded one for as long as the block lasts.
 
-    ``state`` is another folder for the embedded one than the usual.
+    ``state`` replaces the usual folder of the embedded one.
     """
     Keys(queue)  # a bad name is refused before anything starts
     if redis_url is not None:
@@ -78,16 +78,15 @@ def served(
 def worker_for(
     place: Place, model: str, extra: tuple[str, ...] = ()
 ) -> Coroutine[Any, Any, None] | None:
-    """Return what keeps a worker on the queue; None where that is somebody else's business.
+    """Return what keeps a worker on the embedded server; None for a server that was given.
 
-    A worker of another command on the embedded server is used for as long as it lives. ``extra``
-    are more arguments for one of our own. Raises
-    ConfigurationError when no worker is installed, and CommandError, while it runs, when the worker
-    cannot start.
+    A worker of another command is used for as long as it lives; ``extra`` are more arguments for
+    one of our own. Raises ConfigurationError when no worker is installed, and CommandError, while
+    it runs, when the worker cannot start.
     """
     if place.embedded is None:
         return None
-    worker_program()  # a missing extra is said before anything is enqueued
+    worker_program()  # raises before anything is enqueued
     return _keep_served(place, place.embedded, ("--model", model, *extra), model)
 
 

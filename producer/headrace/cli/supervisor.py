@@ -72,9 +72,9 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 class WorkerSupervisor:
     """Keeps one worker running; touched on the event loop only.
 
-    ``is_serving`` asks the queue whether the worker of that id lives. One that ends before it ever
-    served is a matter of settings: the end. One that served and died is started again under another
-    id, after a pause that doubles up to a cap.
+    ``is_serving`` asks the queue whether the worker of that id lives. One that ends before any has
+    served has wrong settings, so it is not started again. One that served and died is, under
+    another id, after a pause that doubles up to a cap.
     """
 
     def __init__(
