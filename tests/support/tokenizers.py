@@ -7,7 +7,7 @@ from dataclasses import replace
 import tokenizers as library
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from headrace_worker.serving.tokenizer import Manners, Tokenizer
+from headrace_worker.serving.tokenizer import Tokenizer, TokenizerConfig
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
     "[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-MANNERS = Manners(
+CONFIG = TokenizerConfig(
     chat_template=CHAT_TEMPLATE,
     special_tokens={"bos_token": BOS, "eos_token": EOS},
     bos_token_id=BOS_ID,
@@ -55,14 +55,14 @@ def sentence_piece_backend(*, adds_bos: bool = True, prefix: bool = True) -> lib
     )
 
 
-def byte_level_tokenizer(**manners: object) -> Tokenizer:
-    """Return a tokenizer over byte_level_backend; keywords replace fields of MANNERS."""
-    return Tokenizer(byte_level_backend(), replace(MANNERS, **manners))  # type: ignore[arg-type]
+def byte_level_tokenizer(**config: object) -> Tokenizer:
+    """Return a tokenizer over byte_level_backend; keywords replace fields of CONFIG."""
+    return Tokenizer(byte_level_backend(), replace(CONFIG, **config))  # type: ignore[arg-type]
 
 
-def sentence_piece_tokenizer(**manners: object) -> Tokenizer:
-    """Return a tokenizer over sentence_piece_backend; keywords replace fields of MANNERS."""
-    return Tokenizer(sentence_piece_backend(), replace(MANNERS, **manners))  # type: ignore[arg-type]
+def sentence_piece_tokenizer(**config: object) -> Tokenizer:
+    """Return a tokenizer over sentence_piece_backend; keywords replace fields of CONFIG."""
+    return Tokenizer(sentence_piece_backend(), replace(CONFIG, **config))  # type: ignore[arg-type]
 
 
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:

@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headrace_worker.serving.tokenizer import MANNERS_FILE, VOCABULARY_FILE
+from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE
 from headrace_worker.serving.tokenizer_store import fingerprint
 from support.engine_process import FAKE_ENGINE
-from support.tokenizers import MANNERS, byte_level_backend
+from support.tokenizers import CONFIG, byte_level_backend
 from support.waiting import eventually
 
 MODEL_NAME = "fake"
@@ -168,5 +168,5 @@ def make_model(folder: Path) -> Path:
     cached = folder / "cache" / "tokenizers" / fingerprint(model)
     cached.mkdir(parents=True)
     byte_level_backend().save(str(cached / VOCABULARY_FILE))
-    (cached / MANNERS_FILE).write_text(MANNERS.to_json())
+    (cached / CONFIG_FILE).write_text(CONFIG.to_json())
     return model

@@ -13,12 +13,12 @@ from tokenizers import decoders, models
 
 from headrace.errors import ConfigurationError
 from headrace_worker.serving.token_bytes import token_decoder
-from headrace_worker.serving.tokenizer import Manners, Tokenizer
+from headrace_worker.serving.tokenizer import Tokenizer, TokenizerConfig
 from support.tokenizers import (
     BOS,
     BOS_ID,
+    CONFIG,
     EOS_ID,
-    MANNERS,
     PAD_ID,
     byte_level_backend,
     byte_level_tokenizer,
@@ -85,7 +85,7 @@ def test_truncation_and_padding_of_the_files_are_off() -> None:
     backend = byte_level_backend()
     backend.enable_truncation(4)
     backend.enable_padding(length=64)
-    assert len(Tokenizer(backend, MANNERS).encode("z" * 10)) == 10
+    assert len(Tokenizer(backend, CONFIG).encode("z" * 10)) == 10
 
 
 def test_many_threads_share_one_tokenizer() -> None:
@@ -99,21 +99,21 @@ def test_added_tokens_are_plain_text_in_byte_level_output() -> None:
     """An added token with a space or an accent, not in the byte alphabet, is its own text."""
     backend = byte_level_backend()
     backend.add_tokens(["<think> é"])
-    tokenizer = Tokenizer(backend, MANNERS)
+    tokenizer = Tokenizer(backend, CONFIG)
     assert tokenizer.decode([tokenizer.vocab_size - 1]) == "<think> é"
 
 
 def test_words_without_a_decoder_are_spaced() -> None:
     """A tokenizer that declares no decoder joins its tokens with spaces, as the library does."""
     backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    assert Tokenizer(backend, Manners()).decode([0, 1]) == " " + backend.decode([0, 1])
+    assert Tokenizer(backend, TokenizerConfig()).decode([0, 1]) == " " + backend.decode([0, 1])
 
 
 def test_a_metaspace_decoder_keeps_the_first_space() -> None:
     """The older spelling of SentencePiece's decoder gives the same bytes."""
     backend = Backend(models.WordLevel({"▁a": 0, "▁b": 1}, unk_token="▁a"))
     backend.decoder = decoders.Metaspace()
-    assert Tokenizer(backend, Manners()).decode([0, 1]) == " a b"
+    assert Tokenizer(backend, TokenizerConfig()).decode([0, 1]) == " a b"
 
 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
@@ -130,7 +130,7 @@ def _state(decoder: decoders.Decoder) -> str:
     return json.dumps(json.loads(backend.to_str())["decoder"])
 
 
-def test_manners_survive_being_written_down() -> None:
+def test_a_config_survives_being_written_down() -> None:
     """What the export writes is what the worker reads."""
-    assert Manners.from_json(MANNERS.to_json()) == MANNERS
-    assert Manners.from_json(Manners().to_json()) == Manners()
+    assert TokenizerConfig.from_json(CONFIG.to_json()) == CONFIG
+    assert TokenizerConfig.from_json(TokenizerConfig().to_json()) == TokenizerConfig()

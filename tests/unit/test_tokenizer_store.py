@@ -13,12 +13,12 @@ import pytest
 from headrace.errors import ConfigurationError
 from headrace.folders import models_folder
 from headrace_worker.serving import tokenizer_store
-from headrace_worker.serving.tokenizer import MANNERS_FILE, VOCABULARY_FILE, Tokenizer
+from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE, Tokenizer
 from headrace_worker.serving.tokenizer_export import load_reference, main
 from headrace_worker.serving.tokenizer_store import fingerprint, load_tokenizer
 from support.tokenizers import (
     BOS,
-    MANNERS,
+    CONFIG,
     sentence_piece_backend,
 )
 
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
     factory: Any = PreTrainedTokenizerFast
     fast = factory(tokenizer_object=sentence_piece_backend(), bos_token=BOS, eos_token="</s>")
-    fast.chat_template = MANNERS.chat_template
+    fast.chat_template = CONFIG.chat_template
     fast.save_pretrained(tmp_path / "model")
     (tmp_path / "model/config.json").write_text('{"model_type": "llama", "eos_token_id": 1}')
     (tmp_path / "model/generation_config.json").write_text('{"eos_token_id": [5, 9]}')
@@ -79,7 +79,7 @@ def test_a_broken_export_is_made_again(
     (cache / fingerprint(model)).mkdir(parents=True)
     (cache / fingerprint(model) / VOCABULARY_FILE).write_text("{")
     assert load_tokenizer(model, cache).encode("Hello")
-    assert (cache / fingerprint(model) / MANNERS_FILE).is_file()
+    assert (cache / fingerprint(model) / CONFIG_FILE).is_file()
 
 
 def test_a_changed_file_is_another_tokenizer(model: Path) -> None:

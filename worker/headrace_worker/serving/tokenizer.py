@@ -20,12 +20,12 @@ from headrace_worker.serving.chat import render_chat
 from headrace_worker.serving.token_bytes import token_decoder
 
 VOCABULARY_FILE = "tokenizer.json"
-MANNERS_FILE = "headrace.json"
-FORM = 1  # of these two files; another form is another number
+CONFIG_FILE = "headrace.json"
+FORMAT_VERSION = 1  # of these two files
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class TokenizerConfig:
     """What a model's files say about its tokens, beside the vocabulary itself."""
 
     chat_template: str | None = None  # Jinja source
@@ -45,7 +45,7 @@ class Manners:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Manners:
+    def from_json(cls, text: str) -> TokenizerConfig:
         """Read what to_json wrote."""
         body = json.loads(text)
         return cls(**{**body, "eos_token_ids": frozenset(body["eos_token_ids"])})
@@ -54,11 +54,11 @@ class Manners:
 class Tokenizer:
     """One model's tokenizer."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, manners: Manners) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._manners = manners
+        self._config = config
         self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         added = backend.get_added_tokens_decoder().items()
         self._special_ids = frozenset(token_id for token_id, token in added if token.special)
@@ -69,7 +69,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Read what tokenizer_export wrote."""
         backend = tokenizers.Tokenizer.from_file(str(folder / VOCABULARY_FILE))
-        return cls(backend, Manners.from_json((folder / MANNERS_FILE).read_text("utf-8")))
+        return cls(backend, TokenizerConfig.from_json((folder / CONFIG_FILE).read_text("utf-8")))
 
     @property
     def vocab_size(self) -> int:
@@ -79,12 +79,12 @@ class Tokenizer:
     @property
     def bos_token_id(self) -> int | None:
         """Id of the token that begins a text, where the model has one."""
-        return self._manners.bos_token_id
+        return self._config.bos_token_id
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end an output; models often have several."""
-        return self._manners.eos_token_ids
+        return self._config.eos_token_ids
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model and is no part of the text."""
@@ -110,10 +110,10 @@ class Tokenizer:
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """Return the text that the chat template makes; raises InvalidRequest."""
-        template = self._manners.chat_template
+        template = self._config.chat_template
         if template is None:
             raise InvalidRequest("this model has no chat template: send a prompt, not messages")
-        return render_chat(template, self._manners.special_tokens, messages)
+        return render_chat(template, self._config.special_tokens, messages)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the output: none for special and unknown ids."""

@@ -15,18 +15,18 @@ from typing import Any
 from gguf import GGUFReader
 from transformers import AutoTokenizer
 
-from headrace_worker.serving.tokenizer import MANNERS_FILE, VOCABULARY_FILE, Manners
+from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE, TokenizerConfig
 
 _GGUF_ENDS = ("eos", "eot", "eom")  # of sequence, of turn, of message
 
 
 def export(model: Path, folder: Path) -> None:
-    """Write VOCABULARY_FILE and MANNERS_FILE of a folder or .gguf file into an existing folder.
+    """Write VOCABULARY_FILE and CONFIG_FILE of a folder or .gguf file into an existing folder.
 
     Raises ValueError or OSError where transformers cannot make a fast tokenizer of it.
     """
     tokenizer = load_reference(model)
-    manners = Manners(
+    config = TokenizerConfig(
         chat_template=_default_template(tokenizer),
         special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
         bos_token_id=tokenizer.bos_token_id,
@@ -36,7 +36,7 @@ def export(model: Path, folder: Path) -> None:
     if backend is None:
         raise ValueError(f"{type(tokenizer).__name__} has no fast tokenizer")
     backend.save(str(folder / VOCABULARY_FILE))
-    (folder / MANNERS_FILE).write_text(manners.to_json(), "utf-8")
+    (folder / CONFIG_FILE).write_text(config.to_json(), "utf-8")
 
 
 def load_reference(model: Path) -> Any:

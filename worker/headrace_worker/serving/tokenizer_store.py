@@ -14,7 +14,12 @@ from pathlib import Path
 
 from headrace.errors import ConfigurationError
 from headrace.folders import cache_folder
-from headrace_worker.serving.tokenizer import FORM, MANNERS_FILE, VOCABULARY_FILE, Tokenizer
+from headrace_worker.serving.tokenizer import (
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    VOCABULARY_FILE,
+    Tokenizer,
+)
 
 # All that AutoTokenizer may look at, in a folder.
 _PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "additional_chat_templates/*")
@@ -27,7 +32,7 @@ def load_tokenizer(model: Path, cache: Path | None = None) -> Tokenizer:
     Raises ConfigurationError with transformers' words where it cannot make one.
     """
     folder = (cache or cache_folder() / "tokenizers") / fingerprint(model)
-    if not (folder / MANNERS_FILE).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         _export(model, folder)
     return Tokenizer.from_folder(folder)
 
@@ -37,7 +42,7 @@ def fingerprint(model: Path) -> str:
     digest = blake2b(digest_size=16)
     for library in ("transformers", "tokenizers"):
         digest.update(f"{library} {version(library)}\0".encode())
-    digest.update(f"form {FORM}\0".encode())
+    digest.update(f"form {FORMAT_VERSION}\0".encode())
     for file in _sources(model):
         stat = file.stat()
         digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
@@ -64,7 +69,7 @@ def _export(model: Path, folder: Path) -> None:
             os.rename(made, folder)
         except OSError:
             # Another worker was first; what it made is the same. A broken one is replaced.
-            if not (folder / MANNERS_FILE).is_file():
+            if not (folder / CONFIG_FILE).is_file():
                 shutil.rmtree(folder)
                 os.rename(made, folder)
 
