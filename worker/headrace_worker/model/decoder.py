@@ -54,16 +54,16 @@ class Decoder:
 
         The entries are views, so copying into them fills the fused projections.
         """
-        slots = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         for index, layer in enumerate(self.layers):
             for name, tensor in layer.parameters().items():
-                slots[f"model.layers.{index}.{name}"] = tensor
+                named[f"model.layers.{index}.{name}"] = tensor
         if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self.head.weight
-        return slots
+            named["lm_head.weight"] = self.head.weight
+        return named
 
     def pack(self) -> int:
-        """Lay the filled weights out for the device; ``parameters`` is over then.
+        """Lay the filled weights out for the device; ``parameters`` must not be called afterwards.
 
         Returns the bytes that this takes beyond ``weights_bytes``: the copy of a tied embedding.
         """
@@ -158,7 +158,7 @@ class DecoderLayer:
         kv_size = config.num_kv_heads * config.head_dim
         sizes = {"q": config.num_heads * config.head_dim, "k": kv_size, "v": kv_size}
         inner = {"gate": config.intermediate_size, "up": config.intermediate_size}
-        slots = {
+        named = {
             "input_layernorm.weight": self.input_norm,
             "post_attention_layernorm.weight": self.post_attention_norm,
             **_split("self_attn", self.qkv, sizes),
@@ -167,9 +167,9 @@ class DecoderLayer:
             **_split("mlp", self.down, {"down": config.hidden_size}),
         }
         if self.query_norm is not None and self.key_norm is not None:
-            slots["self_attn.q_norm.weight"] = self.query_norm
-            slots["self_attn.k_norm.weight"] = self.key_norm
-        return slots
+            named["self_attn.q_norm.weight"] = self.query_norm
+            named["self_attn.k_norm.weight"] = self.key_norm
+        return named
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -181,11 +181,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _split(block: str, fused: Linear, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """Name the row ranges of a fused projection: ``{block}.{part}_proj.weight`` and ``.bias``."""
-    slots = {}
+    named = {}
     start = 0
     for part, size in sizes.items():
-        slots[f"{block}.{part}_proj.weight"] = fused.weight[start : start + size]
+        named[f"{block}.{part}_proj.weight"] = fused.weight[start : start + size]
         if fused.bias is not None:
-            slots[f"{block}.{part}_proj.bias"] = fused.bias[start : start + size]
+            named[f"{block}.{part}_proj.bias"] = fused.bias[start : start + size]
         start += size
-    return slots
+    return named

@@ -48,11 +48,11 @@ def fill(decoder: Decoder, source: TensorSource) -> None:
         ModelLoadError: a parameter stays unfilled, a tensor is unknown, or has another shape or a
             dtype that is no plain float.
     """
-    slots = decoder.parameters()
+    parameters = decoder.parameters()
     pending = {_target(name, decoder.config): name for name in _wanted(source.names(), decoder)}
-    _check_names(slots.keys(), pending.keys())
+    _check_names(parameters.keys(), pending.keys())
     for target, name in pending.items():
-        _copy(name, source.read(name), slots[target])
+        _copy(name, source.read(name), parameters[target])
 
 
 def _wanted(names: Iterable[str], decoder: Decoder) -> list[str]:
@@ -80,11 +80,12 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _copy(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:
-    if tensor.shape != slot.shape:
+def _copy(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+    if tensor.shape != parameter.shape:
         raise ModelLoadError(
-            f"{name} has shape {tuple(tensor.shape)}; the configuration says {tuple(slot.shape)}"
+            f"{name} has shape {tuple(tensor.shape)};"
+            f" the configuration says {tuple(parameter.shape)}"
         )
     if tensor.dtype not in _WEIGHT_DTYPES:
         raise ModelLoadError(f"{name} is stored as {tensor.dtype}, which is not supported")
-    slot.copy_(tensor)
+    parameter.copy_(tensor)
