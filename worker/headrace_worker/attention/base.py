@@ -25,9 +25,7 @@ class PackedBatch:
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64, place of the token within its sequence
-    slot_mapping: (
-        torch.Tensor
-    )  # [num_tokens] int64, block_id * block_size + offset, where its K/V go
+    slot_mapping: torch.Tensor  # [num_tokens] int64, block_id * block_size + offset: its K/V
     cu_seqlens_q: torch.Tensor  # [num_seqs + 1] int32, prefix sums of the new tokens
     seq_lens: torch.Tensor  # [num_seqs] int32, keys after this step: computed + scheduled tokens
     block_table: torch.Tensor  # [num_seqs, max_blocks] int32, short rows end in the trash block 0
@@ -49,7 +47,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a layer of the KV cache must hold; the backend chooses the physical layout."""
+    """What the KV cache must hold; the backend chooses the physical layout."""
 
     num_layers: int
     num_kv_heads: int
@@ -62,11 +60,6 @@ class KVCacheSpec:
     def bytes_per_token(self) -> int:
         """k of the memory equation: 2 * layers * kv_heads * head_dim * itemsize."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Memory of one block over all layers."""
-        return self.bytes_per_token * self.block_size
 
 
 class AttentionBackend(ABC):
@@ -82,7 +75,7 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def supported_block_sizes(cls) -> tuple[int, ...]:
-        """Block sizes in tokens that this backend can page, preferred first."""
+        """Return the block sizes in tokens that this backend takes, preferred first."""
 
     @abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:

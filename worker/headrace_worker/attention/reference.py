@@ -18,9 +18,7 @@ class _DensePlan:
     key_slots: torch.Tensor  # [num_keys] int64, cache slot of each key, num_keys = sum of seq_lens
     age: torch.Tensor  # [num_tokens, num_keys] int64, query position less key position
     same_sequence: torch.Tensor  # [num_tokens, num_keys] bool, the block diagonal
-    ranges: tuple[
-        tuple[int, int, int, int], ...
-    ]  # per sequence: [q0, q1) of tokens, [k0, k1) of keys
+    ranges: tuple[tuple[int, int, int, int], ...]  # per sequence: tokens [q0, q1), keys [k0, k1)
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Return ``[num_tokens, num_keys]``, true where the token attends to the key."""

@@ -3,7 +3,8 @@
 No generator holds state, so a token depends on nothing but its own logits, its seed and its place:
 not on who shares the batch, not on preemption, not on the worker that took over. Each draw is one
 uniform number looked up in the cumulative distribution of the row. Rows never mix: every operation
-is along the vocabulary.
+is along the vocabulary. Filters are top-k, top-p (Holtzman et al., 2020) and min-p (Nguyen et al.,
+2024).
 """
 
 from __future__ import annotations
@@ -17,11 +18,7 @@ from hashlib import blake2b
 import torch
 
 _CHUNK = 256  # tokens summed at a time when a whole vocabulary is searched
-_CANDIDATES = (
-    64,
-    256,
-    1024,
-)  # how many of the most likely tokens to look at, smallest that will do
+_CANDIDATES = (64, 256, 1024)  # most likely tokens to look at; the smallest that will do
 _TOP_P_CANDIDATES = 256  # most often more than a top-p of 0.95 keeps
 _MORE = 8  # times as many, when those were not enough
 _CPU_ROWS = 8  # rows worked on at a time, so that their vocabulary stays in the cache

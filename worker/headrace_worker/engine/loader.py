@@ -160,7 +160,7 @@ class _Parts:
         if wanted not in supported:
             raise SettingsError(
                 f"block_size {wanted} is not one of {supported},"
-                f" which the {self.backend.name} backend can page"
+                f" which the {self.backend.name} backend takes"
             )
         return wanted
 

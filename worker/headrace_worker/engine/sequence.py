@@ -62,9 +62,8 @@ class Sequence:
         self.salt = command.salt
         self.arrival = arrival  # order of arrival in this engine, kept through preemptions
         self.status = SequenceStatus.WAITING
-        self.block_table: list[
-            int
-        ] = []  # block b holds tokens [b * block_size, (b + 1) * block_size)
+        # Block b of the table holds tokens [b * block_size, (b + 1) * block_size).
+        self.block_table: list[int] = []
         self.block_digests: list[bytes] = []  # prefix-cache keys of full blocks, computed on demand
         self.num_registered_blocks = 0  # leading blocks of the table that the prefix cache knows
         self.num_computed_tokens = 0  # leading tokens whose keys and values are in the cache
