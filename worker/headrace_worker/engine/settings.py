@@ -20,7 +20,7 @@ class EngineSettings:
     """What to load and how much to run at once; raises SettingsError when it contradicts itself."""
 
     model: str  # a name, a folder, a .gguf file or a hub id: what load_model takes
-    model_name: str = ""  # what the model is called in reports; empty: the loader's own name
+    model_name: str | None = None  # what reports call the model; None: the loader's own name
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own
