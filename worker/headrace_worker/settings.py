@@ -79,7 +79,7 @@ class WorkerSettings(BaseSettings):
     worker_id: str = Field(
         default_factory=_default_worker_id,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
-        description="unique name of this worker; made up when absent",
+        description="unique name of this worker; else a random one",
     )
 
     device: str = Field("auto", pattern=rf"^({_DEVICE})$", description="auto, cpu, cuda, cuda:1")
@@ -122,17 +122,21 @@ class WorkerSettings(BaseSettings):
         0.0, description="time to finish requests after SIGTERM; the rest goes to others"
     )
     exit_when_empty: bool = Field(False, description="exit 0 once the queue is empty")
-    flush_interval: Seconds = Field(0.05, description="longest wait of a token for company")
-    flush_tokens: Count = Field(8, description="tokens of a request that are sent at once")
+    flush_interval: Seconds = Field(
+        0.05, description="longest wait of a token to be sent with others"
+    )
+    flush_tokens: Count = Field(
+        8, description="waiting tokens of a request that are sent without delay"
+    )
     max_unsent_tokens: Count = Field(
-        16384, description="tokens that Redis has not taken, at which the engine pauses"
+        16384, description="tokens not acknowledged by Redis at which the engine pauses"
     )
 
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="port of /metrics, /healthz and /readyz; 0: any; absent: none"
     )
     metrics_host: str = Field("127.0.0.1", description="address of these pages")
-    log_level: LogLevel = Field("info", description="least level that is logged")
+    log_level: LogLevel = Field("info", description="lowest level that is logged")
     log_format: LogFormat = Field("auto", description="auto is console on a terminal, else json")
 
     @property
