@@ -95,7 +95,7 @@ def _renderer(log_format: LogFormat, stream: TextIO) -> Processor:
 
 
 def _configure_libraries(steps: list[Processor], render: Processor, stream: TextIO) -> None:
-    """What libraries log through the standard module comes out in the same form."""
+    """Give what libraries log through the standard module the same form."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -46,7 +46,7 @@ PREFETCH_SHARE = 8  # one sequence may wait in the engine for each 8 that may ru
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the composition root still has to touch."""
+    """What the composition root needs afterwards."""
 
     service: Service
     ledger: Ledger
@@ -114,7 +114,7 @@ def make_parts(
     metrics: Metrics,
     capacity: Capacity,
 ) -> Parts:
-    """Return the service and what belongs to it; the lambdas close the circles between them."""
+    """Return the service and what belongs to it; lambdas let them refer to each other."""
     reporter = Reporter(metrics)
     claiming = ClaimLoop(
         queue,

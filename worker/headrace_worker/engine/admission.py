@@ -2,7 +2,7 @@
 
 Out of blocks means preemption, and preempted work is computed twice, so nobody enters before the
 blocks it is expected to fill are free *beyond* what the running sequences are expected to fill.
-What is expected is learned from those who left: the share of max_tokens that they used.
+What is expected is learned from those that left: the share of max_tokens that they used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace_worker.engine.messages import SequenceFailure
 from headrace_worker.engine.sequence import Sequence
 from headrace_worker.engine.settings import Reserve
 
-# What is expected of growth is a share in [0, 1] to one of these powers: by the number of
-# preemptions it is the share itself, then half way to the worst case, then the worst case.
+# Growth is expected to be the learned share, in [0, 1], to one of these powers, by the number of
+# preemptions: the share itself, then its geometric mean with the worst case, then the worst case.
 _CAUTION = (1.0, 0.5, 0.0)
 
 
 class Admission:
-    """Answers for one block pool; ``max_model_len`` is fitted to it: who runs alone always fits."""
+    """Answers for one block pool; ``max_model_len`` is cut to it, so one alone always fits."""
 
     def __init__(
         self, pool: BlockPool, *, max_model_len: int, reserve: Reserve = Reserve.EXPECTED

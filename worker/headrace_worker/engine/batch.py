@@ -45,7 +45,7 @@ def _new_token_ids(scheduled: ReadOnlyList[ScheduledSequence], ends: list[int]) 
 
 
 def _pad(rows: list[list[int]]) -> torch.Tensor:
-    """Through an array, which takes a row several times as fast as a tensor takes nested lists."""
+    """Pad rows to one width; an array takes them several times as fast as a tensor from lists."""
     width = max(map(len, rows))
     padded = array("i")  # int32
     for row in rows:

@@ -1,6 +1,7 @@
 """The block pool: who owns which KV block, and which freed blocks still hold a useful prefix.
 
-A block is in exactly one of three places, and ``check_integrity`` proves it::
+Paged KV memory as in vLLM (PagedAttention, Kwon et al., SOSP 2023). A block is in exactly one of
+three places, and ``check_integrity`` proves it::
 
     free        content is garbage, handed out first
     cached      nobody refers to it, its prefix is remembered; the least recently used is evicted

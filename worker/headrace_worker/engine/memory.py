@@ -95,7 +95,7 @@ def _available_bytes() -> int:
 
 
 def _available_on_machine() -> int:
-    """Where Linux says so, what the page cache would give back counts: a model was just read."""
+    """Count what the page cache would give back, where Linux tells: a model was just read."""
     try:
         lines = _MEMINFO.read_text("ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line)

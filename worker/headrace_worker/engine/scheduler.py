@@ -80,7 +80,7 @@ class Scheduler:
         """
         step = Schedule(self._max_num_batched_tokens)
         for seq in list(self.running):
-            if seq.status is SequenceStatus.RUNNING:  # no victim of one before it
+            if seq.status is SequenceStatus.RUNNING:  # not preempted by one before it
                 self._schedule_running(seq, step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -93,7 +93,7 @@ class Scheduler:
             self._register_full_blocks(share.seq)
 
     def remove(self, seq: Sequence, *, is_poisoned: bool = False) -> None:
-        """End a sequence in any state and free its blocks; poisoned ones are no one's prefix."""
+        """End a sequence in any state and free its blocks; poisoned ones are never reused."""
         where = self.running if seq.status is SequenceStatus.RUNNING else self.waiting
         where.remove(seq)
         if is_poisoned:

@@ -38,9 +38,9 @@ class Linear:
         return self._packed is not None
 
     def pack(self, *, keep_weight: bool = False) -> None:
-        """Lay the weight out for this CPU, where torch can; without ``keep_weight`` it moves.
+        """Copy the filled weight into oneDNN's layout, where this CPU and torch have one.
 
-        To be called once the weight is filled.
+        The weight itself is dropped then, unless ``keep_weight``.
         """
         if self.weight.device.type != "cpu" or not can_pack(self.weight.dtype):
             return

@@ -31,7 +31,7 @@ class LoadedModel:
     weights_bytes: int  # W of the memory equation
 
     def packed(self) -> LoadedModel:
-        """Lay the weights out for speed, in place; their checkpoint names are gone then."""
+        """Lay the weights out for speed, in place; ``decoder.parameters`` is over."""
         return replace(self, weights_bytes=self.weights_bytes + self.decoder.pack())
 
 

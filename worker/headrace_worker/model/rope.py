@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2021) with the frequencies that transformers computes."""
+"""Rotary positions (Su et al., 2021; YaRN: Peng et al., 2023), frequencies as in transformers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How much more this worker can take: free sequences and free KV slots, by the engine's last word.
+"""How much more this worker can take: free sequences and KV slots, as the engine last reported.
 
-The engine's word is a step old, and requests that it has not seen yet are subtracted at the price
-that the queue put on them. There is no fixed concurrency: what does not fit stays in Redis, where
-another worker can take it.
+That report is a step old, so requests that the engine has not seen yet are subtracted at the cost
+that the queue holds for them. There is no fixed concurrency: what does not fit stays in Redis,
+where another worker can take it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Capacity:
         self._unseen_costs.append(cost)
 
     def step_done(self, outcome: StepOutcome) -> None:
-        """Take the engine's word, which accounts for the first ``adds_seen`` sequences."""
+        """Take the engine's report, which accounts for the first ``adds_seen`` sequences."""
         self._free_blocks = outcome.free_blocks
         self._num_waiting = outcome.num_waiting
         while len(self._unseen_costs) > self._num_sent - outcome.adds_seen:

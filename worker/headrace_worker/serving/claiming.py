@@ -40,9 +40,8 @@ class ClaimLoop:
         self._backoff = backoff
         self._changed = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._wake: asyncio.Task[TransportError | None] | None = (
-            None  # the blocking read, kept from turn to turn
-        )
+        # The blocking read, kept from turn to turn.
+        self._wake: asyncio.Task[TransportError | None] | None = None
 
     def notify(self) -> None:
         """Say that room may have grown, or that the last request has left."""

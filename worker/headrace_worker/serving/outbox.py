@@ -33,7 +33,7 @@ class OutputToken:
 
 @dataclass(frozen=True, slots=True)
 class EmitPolicy:
-    """How long tokens may wait for company; one flush is one write to Redis for all that is due."""
+    """How long tokens may wait for others; one flush is one write to Redis for all that is due."""
 
     interval_s: float = 0.05  # longest wait of a token that somebody streams
     max_tokens: int = 8  # of one request that wait; at this many it is due at once

@@ -1,8 +1,8 @@
 """Is the engine alive? It must report a step or answer a ping within the hang limit.
 
 Leases are renewed only while it does, so a hung device loses its requests to another worker even
-though this process is well. The reverse must not count: after this process itself was stopped, the
-silence was ours.
+though this process is well. Silence does not count after this process itself was stopped: it could
+not have heard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class ProgressWatch:
 
     def __init__(self, hang_limit_s: float, look_every_s: float) -> None:
         self._hang_limit_s = hang_limit_s
-        self._longest_look_s = 4 * look_every_s  # beyond it we were stopped, or starved
+        self._longest_look_s = 4 * look_every_s  # beyond it this process was stopped, or starved
         self._last_report_at: float | None = None  # None: no engine
         self._last_look_at: float | None = None
 
@@ -31,7 +31,7 @@ class ProgressWatch:
             self._last_report_at = now
 
     def look(self, now: float) -> None:
-        """Call at every look, at most ``look_every_s`` apart: notices when it was we who slept."""
+        """Call before each check, every ``look_every_s``; notices when this process did not run."""
         was_stopped = self._last_look_at is not None and (
             now - self._last_look_at > self._longest_look_s
         )

@@ -1,4 +1,4 @@
-"""The publisher brings tokens to their logs and ends to their requests: one batched emit a flush.
+"""The publisher sends tokens and terminal entries to Redis: one batched emit a flush.
 
 What Redis has not acknowledged stays in the outboxes, so a failed flush is simply repeated later.
 One flush runs at a time: that is what makes "the slice under way" a single thing.
@@ -31,7 +31,7 @@ class Publisher:
         pressure: Pressure,
         reporter: Reporter,
         *,
-        company_s: float,  # what is due within it goes along with what is due now
+        company_s: float,  # tokens due within it are sent with those due now
         backoff: Backoff,
         clock: Callable[[], float],
     ) -> None:

@@ -162,7 +162,7 @@ class Service:
         self._publisher.notify()
 
     async def _tell_dead_letters(self, struck: Sequence[InFlight]) -> None:
-        for request in struck if len(struck) == 1 else ():  # only whoever was alone can be one
+        for request in struck if len(struck) == 1 else ():  # only one that ran alone can be
             status = await self._queue.status(request.held)
             if status is not None and status.error_code == ErrorCode.DEAD_LETTERED:
                 self._report.dead_lettered(request)

@@ -2,7 +2,7 @@
 
 When an engine dies this process is still there and knows who was in the batch, so it tells the
 queue at once instead of letting leases run out. Only the first start may fail for good: then the
-settings are wrong, not the weather.
+settings are wrong. Later failures may pass, so a start is tried again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EngineDeath:
 
 
 class EngineListener(Protocol):
-    """Who is told."""
+    """What is told of starts, steps and deaths of the engine."""
 
     def engine_started(self, ready: EngineReady) -> None:
         """The model is loaded and nothing is in the engine."""

@@ -1,8 +1,7 @@
 """Claiming, safe against lost replies: an unanswered claim is asked again under the same nonce.
 
 The queue remembers a worker's last claim and answers the same nonce with the same grants. So
-grants whose reply was lost are no orphans that wait for their lease to run out: the next try gets
-them.
+grants whose reply was lost go to the next try, and need not wait for their leases to run out.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from headrace.keys import Keys
 from headrace_worker.backoff import Backoff
 
-LISTEN_S = 2.0  # of one wait; the connection's own timeout is longer
+LISTEN_S = 2.0  # longest single wait for a message
 FIRST_RETRY_S, MOST_RETRY_S = 0.1, 2.0
 
 
