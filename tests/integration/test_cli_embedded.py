@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,19 +17,12 @@ import redis
 from headrace.cli import embedded, keeper
 from headrace.cli.embedded import embedded_server, join_server
 from headrace.errors import ConfigurationError, TransportError
+from support.waiting import eventually
 
 USER = """
 import sys; from pathlib import Path; from headrace.cli.embedded import join_server
 print(join_server(Path(sys.argv[1])).url, flush=True); sys.stdin.read()
 """
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def servers_of(state: Path) -> list[int]:
@@ -56,7 +48,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     """A state folder whose server must be gone at the end of the test."""
     folder = (tmp_path / "state").resolve()
     yield folder
-    wait_for(lambda: is_gone(folder))
+    eventually(lambda: is_gone(folder), timeout_s=10.0)
 
 
 def user(state: Path) -> subprocess.Popen[str]:
@@ -76,7 +68,7 @@ def test_data_survives_between_commands(state: Path) -> None:
     """What one command stored is there for the next one, through the append-only file."""
     with embedded_server(state) as server:
         redis.Redis.from_url(server.url).set("answer", 42)
-    wait_for(lambda: is_gone(state))
+    eventually(lambda: is_gone(state), timeout_s=10.0)
     with embedded_server(state) as server:
         assert redis.Redis.from_url(server.url).get("answer") == b"42"
 
@@ -113,7 +105,7 @@ def test_newcomers_at_the_same_moment_start_one_server(state: Path) -> None:
         with embedded_server(state) as server:
             found: str = redis.Redis.from_url(server.url).info("server")["run_id"]
             barrier.append(found)
-            wait_for(lambda: len(barrier) == 8)
+            eventually(lambda: len(barrier) == 8, timeout_s=10.0)
             return found
 
     barrier: list[str] = []
@@ -127,7 +119,7 @@ def test_a_killed_command_leaves_no_server(state: Path) -> None:
     assert servers_of(state)
     process.kill()
     process.wait()
-    wait_for(lambda: is_gone(state))
+    eventually(lambda: is_gone(state), timeout_s=10.0)
     assert "ready to exit" in (state / "valkey" / "valkey.log").read_text()
 
 
@@ -148,7 +140,7 @@ def test_a_child_with_the_lock_holds_the_server_up(state: Path) -> None:
     client = redis.Redis.from_url(server.url)
     assert client.ping()
     child.communicate()
-    wait_for(lambda: is_gone(state))
+    eventually(lambda: is_gone(state), timeout_s=10.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the parent's death signal")
@@ -159,7 +151,7 @@ def test_a_killed_keeper_takes_the_server_along(state: Path) -> None:
         for pid in servers_of(state):
             if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: is_gone(state))
+        eventually(lambda: is_gone(state), timeout_s=10.0)
         with embedded_server(state) as again:
             assert redis.Redis.from_url(again.url).get("answer") == b"42"
 
@@ -171,7 +163,7 @@ def test_a_killed_server_is_recovered(state: Path) -> None:
         client.set("answer", 42)
         client.waitaof(1, 0, 2000)
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
-        wait_for(lambda: is_gone(state))
+        eventually(lambda: is_gone(state), timeout_s=10.0)
         assert (server.folder / "valkey.sock").exists()
         with embedded_server(state) as again:
             assert redis.Redis.from_url(again.url).get("answer") == b"42"

@@ -13,6 +13,7 @@ from rich.console import Console
 from headrace.cli import progress, render
 from headrace.cli.batch_run import BatchCounts
 from headrace.types import Completion, FinishReason, RequestState, Timings, Usage
+from support.waiting import eventually_async
 
 
 def completion(usage: Usage, timings: Timings | None) -> Completion:
@@ -94,6 +95,16 @@ def test_values_become_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ü" in raw
 
 
+async def first_output(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return stdout and stderr as soon as something is on stderr."""
+
+    async def captured() -> list[str]:
+        out, err = capsys.readouterr()
+        return [out, err] if err else []
+
+    return await eventually_async(captured)
+
+
 async def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,8 +112,7 @@ async def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.001)
     counts = BatchCounts(num_skipped=1, num_answered=2, num_failed=3, num_in_flight=4)
     async with progress.shown_progress(counts, 10):
-        await asyncio.sleep(0.05)
-    out, err = capsys.readouterr()
+        out, err = await first_output(capsys)
     assert out == ""
     assert err.startswith("6 of 10 done, 3 failed, 4 in flight, 0 tokens/s\n")
 
@@ -129,5 +139,5 @@ async def test_progress_of_a_pipe_has_no_total(
     """What nobody has counted is not claimed."""
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.001)
     async with progress.shown_progress(BatchCounts(num_answered=5), None):
-        await asyncio.sleep(0.05)
-    assert capsys.readouterr().err.startswith("5 done, 0 failed")
+        _, err = await first_output(capsys)
+    assert err.startswith("5 done, 0 failed")
