@@ -1,4 +1,4 @@
-"""Many jobs at a time: the bound, the order, what failures and early ends leave behind."""
+"""Many requests at a time: the bound, the order, what failures and early ends leave behind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.core import ClientCore
 from headrace.errors import ConfigurationError
 
 
-class Jobs:
-    """Jobs that end when the test says so, and count themselves."""
+class Requests:
+    """Requests that end when the test says so, and count themselves."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -23,7 +23,7 @@ class Jobs:
         self.gates: dict[str, asyncio.Future[str]] = {}
 
     async def start(self, name: str) -> str:
-        """Begin a job."""
+        """Begin a request."""
         self.started.append(name)
         self.gates[name] = asyncio.get_running_loop().create_future()
         try:
@@ -33,7 +33,7 @@ class Jobs:
             raise
 
     def end(self, name: str) -> None:
-        """Let a job end."""
+        """Let a request end."""
         self.gates[name].set_result(name)
 
 
@@ -44,101 +44,101 @@ async def settle() -> None:
 
 
 async def test_results_come_in_the_order_of_completion() -> None:
-    """A job that ends first is yielded first."""
-    jobs = Jobs()
-    async with aclosing(as_completed(["a", "b"], jobs.start, 2)) as results:
+    """A request that ends first is yielded first."""
+    requests = Requests()
+    async with aclosing(as_completed(["a", "b"], requests.start, 2)) as results:
         first = asyncio.ensure_future(anext(results))
         await settle()
-        jobs.end("b")
+        requests.end("b")
         assert await first == "b"
-        jobs.end("a")
+        requests.end("a")
         assert await anext(results) == "a"
 
 
 async def test_bound_counts_results_that_were_not_taken() -> None:
-    """A caller that does not come for results holds back new jobs."""
-    jobs = Jobs()
-    async with aclosing(as_completed("abcd", jobs.start, 2)) as results:
+    """A caller that does not come for results holds back new requests."""
+    requests = Requests()
+    async with aclosing(as_completed("abcd", requests.start, 2)) as results:
         first = asyncio.ensure_future(anext(results))
         await settle()
-        assert jobs.started == ["a", "b"]
-        jobs.end("a")
-        jobs.end("b")
+        assert requests.started == ["a", "b"]
+        requests.end("a")
+        requests.end("b")
         await first
         await settle()
-        assert jobs.started == ["a", "b", "c"]
+        assert requests.started == ["a", "b", "c"]
 
 
 async def test_failure_cancels_the_rest() -> None:
-    """The first exception is raised, and no other job goes on."""
-    jobs = Jobs()
-    results = as_completed("abc", jobs.start, 3)
+    """The first exception is raised, and no other request goes on."""
+    requests = Requests()
+    results = as_completed("abc", requests.start, 3)
     first = asyncio.ensure_future(anext(results))
     await settle()
-    jobs.gates["b"].set_exception(KeyError("b"))
+    requests.gates["b"].set_exception(KeyError("b"))
     with pytest.raises(KeyError):
         await first
-    assert sorted(jobs.cancelled) == ["a", "c"]
+    assert sorted(requests.cancelled) == ["a", "c"]
 
 
 async def test_ending_early_cancels_the_rest() -> None:
-    """Closing the iteration waits until every job has been cancelled."""
-    jobs = Jobs()
-    results = as_completed("abc", jobs.start, 3)
+    """Closing the iteration waits until every request has been cancelled."""
+    requests = Requests()
+    results = as_completed("abc", requests.start, 3)
     first = asyncio.ensure_future(anext(results))
     await settle()
-    jobs.end("a")
+    requests.end("a")
     await first
     await results.aclose()
-    assert sorted(jobs.cancelled) == ["b", "c"]
+    assert sorted(requests.cancelled) == ["b", "c"]
 
 
 async def test_items_may_be_asynchronous() -> None:
     """Results are yielded also while the next item is still awaited."""
-    jobs, more = Jobs(), asyncio.Event()
+    requests, more = Requests(), asyncio.Event()
 
     async def items() -> AsyncIterator[str]:
         yield "a"
         await more.wait()
         yield "b"
 
-    async with aclosing(as_completed(items(), jobs.start, 5)) as results:
+    async with aclosing(as_completed(items(), requests.start, 5)) as results:
         first = asyncio.ensure_future(anext(results))
         await settle()
-        jobs.end("a")
+        requests.end("a")
         assert await first == "a"
         more.set()
         second = asyncio.ensure_future(anext(results))
         await settle()
-        jobs.end("b")
+        requests.end("b")
         assert await second == "b"
 
 
 async def test_failure_of_the_items_is_the_callers() -> None:
-    """What the caller's own iterator raises comes out, after the jobs under way are cancelled."""
-    jobs = Jobs()
+    """What the caller's own iterator raises comes out, after what is under way is cancelled."""
+    requests = Requests()
 
     def items() -> Iterator[str]:
         yield "a"
         raise OSError("file is gone")
 
     with pytest.raises(OSError, match="file is gone"):
-        async for _ in as_completed(items(), jobs.start, 5):
+        async for _ in as_completed(items(), requests.start, 5):
             pass
-    assert jobs.cancelled in ([], jobs.started)
+    assert requests.cancelled in ([], requests.started)
 
 
 async def test_no_items_are_no_results() -> None:
     """An empty iterable ends at once."""
-    assert [result async for result in as_completed([], Jobs().start, 5)] == []
+    assert [result async for result in as_completed([], Requests().start, 5)] == []
 
 
 def test_items_are_numbered() -> None:
     """Item i has the id <request_id>:<i>; an own id is kept, and counts."""
     maker = DraftMaker({"request_id": "run", "max_tokens": 5})
-    jobs = [maker.make("a"), maker.make({"prompt": "b", "request_id": "own"}), maker.make([1])]
-    assert [job.options["request_id"] for job in jobs] == ["run:0", "own", "run:2"]
-    assert [job.prompt for job in jobs] == ["a", "b", [1]]
+    drafts = [maker.make("a"), maker.make({"prompt": "b", "request_id": "own"}), maker.make([1])]
+    assert [draft.options["request_id"] for draft in drafts] == ["run:0", "own", "run:2"]
+    assert [draft.prompt for draft in drafts] == ["a", "b", [1]]
 
 
 def test_own_options_go_before_shared_ones() -> None:
