@@ -50,13 +50,13 @@ class TokenStream:
 
     @property
     def completion(self) -> Completion:
-        """The result, after the end; raises StreamUnfinished before it."""
+        """The result; raises StreamUnfinished before the end, and a RequestError at a "no"."""
         if self._inbox is None:
             raise StreamUnfinished(f"the stream of request {self.request_id!r} was not opened")
         return self._inbox.assembly.completion()
 
     async def read(self) -> Completion:
-        """Read to the end and return the result."""
+        """Read to the end and return the result; raises what iterating raises."""
         async for _ in self:
             pass
         return self.completion

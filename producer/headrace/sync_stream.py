@@ -44,13 +44,13 @@ class SyncTokenStream:
 
     @property
     def completion(self) -> Completion:
-        """The result, after the end; raises StreamUnfinished before it."""
+        """The result; raises StreamUnfinished before the end, and a RequestError at a "no"."""
         if self._flight is None:
             raise StreamUnfinished(f"the stream of request {self.request_id!r} was not opened")
         return self._flight.assembly.completion()
 
     def read(self) -> Completion:
-        """Read to the end and return the result."""
+        """Read to the end and return the result; raises what iterating raises."""
         for _ in self:
             pass
         return self.completion

@@ -1,10 +1,10 @@
 """Drawing a token: randomness is a pure function of (seed, position), the rest is arithmetic.
 
-No generator holds state, so a token depends on nothing but its own logits, its seed and its place:
-not on who shares the batch, not on preemption, not on the worker that took over. Each draw is one
-uniform number looked up in the cumulative distribution of the row. Rows never mix: every operation
-is along the vocabulary. Filters are top-k, top-p (Holtzman et al., 2020) and min-p (Nguyen et al.,
-2024).
+Counter-based (Salmon et al., SC 2011): no generator holds state, so a token depends on nothing but
+its own logits, its seed and its place: not on who shares the batch, not on preemption, not on the
+worker that took over. Each draw is one uniform number looked up in the cumulative distribution of
+the row. Rows never mix: every operation is along the vocabulary. The filters are top-k, top-p
+(Holtzman et al., 2020) and min-p (Nguyen et al., 2024).
 """
 
 from __future__ import annotations
