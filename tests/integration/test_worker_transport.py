@@ -289,3 +289,21 @@ async def test_a_read_that_waits_gives_up_on_a_silent_server(queue: Keys, server
         proxy.is_silent = True
         with pytest.raises(TransportError):
             await asyncio.wait_for(remote.wait_for_work("$", 0.1), 5)
+
+
+@ON_VALKEY
+async def test_a_lane_of_the_wrong_type_is_logged_once(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """However often it is passed over, one line names its key."""
+    driver.enqueue("stuck", tenant="broken")
+    lane = queue.lane(5, "broken")
+    driver.client.set(lane, "no stream")
+    remote = queue_over(connections, queue)
+    with structlog.testing.capture_logs() as events:
+        for _ in range(3):
+            assert (await remote.claim(ROOM)).grants == ()
+    assert [(event["event"], event["key"]) for event in events] == [("lane.skipped", lane)]
+    driver.client.delete(lane)
+    driver.janitor()
+    assert [grant.request_id for grant in (await remote.claim(ROOM)).grants] == ["stuck"]

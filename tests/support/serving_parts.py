@@ -209,6 +209,7 @@ def make_outcome(*tokens: SampledToken, **fields: object) -> StepOutcome:
         "num_blocks": 16,
         "num_scheduled_tokens": 0,
         "num_prefill_tokens": 0,
+        "num_scheduled_seqs": 0,
         "adds_seen": 0,
         "step_s": 0.0,
     }

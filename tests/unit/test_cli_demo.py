@@ -38,6 +38,7 @@ def outcome(step: int, free_blocks: int) -> StepOutcome:
         num_blocks=100,
         num_scheduled_tokens=9,
         num_prefill_tokens=4,
+        num_scheduled_seqs=5,
         adds_seen=5,
         step_s=0.1,
     )

@@ -151,9 +151,18 @@ def test_an_outcome_tells_how_much_was_computed_and_who_waits() -> None:
         engine.add(request(seq_id, long_prompt(seq_id, 6)))
     outcome = engine.step()
     assert (outcome.num_scheduled_tokens, outcome.num_prefill_tokens) == (8, 8)
+    assert outcome.num_scheduled_seqs == 2
     assert (outcome.num_running, outcome.num_waiting, outcome.adds_seen) == (2, 1, 3)
     assert [token.seq_id for token in outcome.tokens] == [1]
     assert outcome.step == 1
+
+
+def test_a_sequence_that_ends_in_a_step_was_in_it() -> None:
+    """The last share counts although nobody runs any more afterwards."""
+    engine = make_engine()
+    engine.add(request(1, [1, 2], max_tokens=1))
+    outcome = engine.step()
+    assert (outcome.num_scheduled_seqs, outcome.num_running) == (1, 0)
 
 
 def test_the_batch_holds_decodes_first() -> None:

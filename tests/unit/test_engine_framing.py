@@ -44,6 +44,7 @@ OUTCOME = StepOutcome(
     num_blocks=4,
     num_scheduled_tokens=5,
     num_prefill_tokens=4,
+    num_scheduled_seqs=1,
     adds_seen=6,
     step_s=0.5,
 )

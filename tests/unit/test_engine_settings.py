@@ -91,10 +91,12 @@ def test_a_containers_limit_counts(
 ) -> None:
     """What the container may still use bounds the cache, whatever the machine has."""
     (tmp_path / "limit").write_text(f"{limit}\n")
-    (tmp_path / "use").write_text("100000000\n")
+    (tmp_path / "use").write_text("150000000\n")
+    (tmp_path / "stat").write_text("anon 100000000\ninactive_file 50000000\n")
     unlimited = default_cpu_kv_bytes()
     monkeypatch.setattr(memory, "_CONTAINER_LIMIT", tmp_path / "limit")
     monkeypatch.setattr(memory, "_CONTAINER_USE", tmp_path / "use")
+    monkeypatch.setattr(memory, "_CONTAINER_STAT", tmp_path / "stat")
     if expected is None:
         assert default_cpu_kv_bytes() == pytest.approx(unlimited, rel=0.2)
     else:

@@ -27,6 +27,7 @@ OUTCOME = StepOutcome(
     num_blocks=100,
     num_scheduled_tokens=10,
     num_prefill_tokens=8,
+    num_scheduled_seqs=2,
     adds_seen=3,
     step_s=0.01,
 )

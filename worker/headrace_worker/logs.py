@@ -23,11 +23,11 @@ WORKER_DRAINING = "worker.draining"
 WORKER_STOPPED = "worker.stopped"
 MODEL_LOADED = "model.loaded"
 KV_CACHE_ALLOCATED = "kv_cache.allocated"
-GROUP_CREATED = "group.created"
 REDIS_RECONNECTED = "redis.reconnected"
 REQUEST_FINISHED = "request.finished"  # the canonical line: enough to answer "why was it slow?"
 # warning:
 REDIS_DISCONNECTED = "redis.disconnected"
+LANE_SKIPPED = "lane.skipped"
 REDIS_UNSAFE = "redis.unsafe"  # its settings may lose requests
 DELIVERY_RECLAIMED = "delivery.reclaimed"
 REQUEST_REJECTED = "request.rejected"

@@ -111,6 +111,7 @@ class Engine:
             num_blocks=self.scheduler.pool.num_blocks,
             num_scheduled_tokens=sum(num_new_tokens),
             num_prefill_tokens=sum(count for count in num_new_tokens if count > 1),
+            num_scheduled_seqs=len(scheduled),
             adds_seen=self.adds_seen,
             step_s=perf_counter() - started_s,
         )

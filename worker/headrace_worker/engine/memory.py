@@ -13,6 +13,7 @@ CPU_LIMIT_BYTES = 1024**3  # and never more than this
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CONTAINER_USE = Path("/sys/fs/cgroup/memory.current")
+_CONTAINER_STAT = Path("/sys/fs/cgroup/memory.stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,16 @@ def _available_bytes() -> int:
     """What the machine can still give, and the container, if this is one with a limit."""
     try:
         limit = int(_CONTAINER_LIMIT.read_text("ascii"))
-        left = max(0, limit - int(_CONTAINER_USE.read_text("ascii")))
+        used = int(_CONTAINER_USE.read_text("ascii")) - _reclaimable_bytes()
     except (OSError, ValueError):  # no container, or "max": no limit
         return _available_on_machine()
-    return min(left, _available_on_machine())
+    return min(max(0, limit - used), _available_on_machine())
+
+
+def _reclaimable_bytes() -> int:
+    """What the container's page cache would give back."""
+    lines = _CONTAINER_STAT.read_text("ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 def _available_on_machine() -> int:

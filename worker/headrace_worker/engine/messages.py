@@ -43,7 +43,7 @@ class AddSequence:
     token_ids: tuple[int, ...]  # prompt, then tokens that earlier epochs already emitted
     num_prompt_tokens: int  # token_ids[:num_prompt_tokens] is the prompt
     sampling: SamplingSpec
-    priority: int = 4  # 0 soonest … 9
+    priority: int = 5  # 0 soonest … 9
     salt: bytes = b""  # prefix-cache domain, one per tenant
 
 
@@ -141,6 +141,7 @@ class StepOutcome:
     num_blocks: int
     num_scheduled_tokens: int
     num_prefill_tokens: int  # of these, tokens of prefill chunks
+    num_scheduled_seqs: int  # sequences that had a share of this step
     adds_seen: int  # AddSequence commands processed so far: which of them free_blocks accounts for
     step_s: float
 

@@ -54,7 +54,7 @@ class Metrics:
         """Take one step of the engine into account."""
         self._generated.inc(len(outcome.tokens))
         self._scheduled_tokens.inc(outcome.num_scheduled_tokens)
-        self._scheduled_seqs.inc(outcome.num_running)
+        self._scheduled_seqs.inc(outcome.num_scheduled_seqs)
         self._preemptions.inc(len(outcome.preempted))
         self._running.set(outcome.num_running)
         self._waiting.set(outcome.num_waiting)

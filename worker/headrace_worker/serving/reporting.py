@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
+
 from headrace.errors import ErrorCode
 from headrace.types import RequestState
 from headrace_worker import logs
+from headrace_worker.engine.messages import StepOutcome
 from headrace_worker.serving.metrics import Metrics
 from headrace_worker.serving.request import InFlight
 
@@ -41,9 +44,26 @@ class Reporter:
             )
 
     def tripped(self, request: InFlight, error: Exception) -> None:
-        """A fault of ours while it was prepared."""
-        request_id = request.grant.request_id
-        self._log.error(logs.REQUEST_FAILED, request_id=request_id, exc_info=error)
+        """A fault of ours while it was prepared; what the error says may quote the prompt."""
+        self._log.error(
+            logs.REQUEST_FAILED,
+            request_id=request.grant.request_id,
+            fault=type(error).__name__,
+            where="".join(traceback.format_tb(error.__traceback__)),
+        )
+
+    def stepped(self, outcome: StepOutcome) -> None:
+        """The engine did one step."""
+        self._metrics.observe_step(outcome)
+        self._log.debug(
+            logs.ENGINE_STEPPED,
+            step=outcome.step,
+            num_seqs=outcome.num_scheduled_seqs,
+            num_tokens=outcome.num_scheduled_tokens,
+            num_prefill_tokens=outcome.num_prefill_tokens,
+            free_blocks=outcome.free_blocks,
+            step_s=outcome.step_s,
+        )
 
     def admitted(self, request: InFlight) -> None:
         """The engine began with it."""

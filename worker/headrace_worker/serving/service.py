@@ -133,7 +133,7 @@ class Service:
             self._ledger.engine_finished(seq_id, _ENDS[why])
         for failure in outcome.failed:
             self._ledger.engine_finished(failure.seq_id, _failed(failure))
-        self._metrics.observe_step(outcome)
+        self._report.stepped(outcome)
         self._publisher.notify()
         self._claiming.notify()
 

@@ -11,6 +11,7 @@ import secrets
 from headrace import functions
 from headrace.functions import ClaimReply
 from headrace.keys import Keys
+from headrace_worker import logs
 from headrace_worker.transport.link import Link
 
 
@@ -26,6 +27,8 @@ class Claimer:
         self._lease_ms = lease_ms
         self._max_strikes = max_strikes
         self._nonce: str | None = None  # of a claim without an answer
+        self._skipped: frozenset[str] = frozenset()  # lanes that the last claim could not read
+        self._log = logs.get_logger()
 
     async def claim(self, *, free_seqs: int, free_tokens: int, total_tokens: int) -> ClaimReply:
         """Take what fits; raises TransportError, and then the next call asks for the same again."""
@@ -43,4 +46,11 @@ class Claimer:
             )
         )
         self._nonce = None
+        self._tell_skipped(frozenset(reply.broken_lanes))
         return reply
+
+    def _tell_skipped(self, lanes: frozenset[str]) -> None:
+        """Say once of each lane that its key is of the wrong type: an operator has to look."""
+        for lane in sorted(lanes - self._skipped):
+            self._log.warning(logs.LANE_SKIPPED, key=lane)
+        self._skipped = lanes
