@@ -1,6 +1,6 @@
 """Fixtures for tests that start workers."""
 
 from support.command_fixtures import headrace
-from support.worker_fixtures import driver, farm
+from support.worker_fixtures import connections, driver, farm
 
-__all__ = ["driver", "farm", "headrace"]
+__all__ = ["connections", "driver", "farm", "headrace"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.keys import Keys
+from headrace_worker.transport.connection import Connections
 from support.queue_driver import QueueDriver
 from support.servers import Server
 from support.workers import WorkerFarm, worker_farm
@@ -28,3 +29,10 @@ def farm(tmp_path: Path, server: Server, queue: Keys) -> Iterator[WorkerFarm]:
     """Give a starter of workers, none of which outlives the test."""
     with worker_farm(tmp_path, server.url, queue.queue) as farm:
         yield farm
+
+
+@pytest.fixture
+async def connections(server: Server) -> AsyncIterator[Connections]:
+    """Give the worker's two clients."""
+    async with Connections(server.url, lease_s=1.5) as connections:
+        yield connections
