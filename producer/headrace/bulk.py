@@ -8,8 +8,8 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Mapping,
 )
@@ -68,9 +68,18 @@ async def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
             yield item
 
 
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end; a second cancellation would cut short their goodbye."""
+    leftover = list(tasks)
+    for task in leftover:
+        if not task.cancelling():
+            task.cancel()
+    await asyncio.gather(*leftover, return_exceptions=True)
+
+
 async def as_completed(
     items: Iterable[Item] | AsyncIterable[Item],
-    start: Callable[[Item], Awaitable[T]],
+    start: Callable[[Item], Coroutine[Any, Any, T]],
     max_in_flight: int,
 ) -> AsyncGenerator[T, None]:
     """Yield what ``start`` returns for each item, as they finish; raises what it raises first.
@@ -78,17 +87,17 @@ async def as_completed(
     An item counts as in flight until its result is taken, so a slow caller holds back the rest.
     Ending the iteration early cancels what is in flight.
     """
-    finished: asyncio.Queue[asyncio.Future[T] | None] = asyncio.Queue()  # None: no more items
+    finished: asyncio.Queue[asyncio.Task[T] | None] = asyncio.Queue()  # None: no more items
     in_flight = asyncio.Semaphore(max_in_flight)
-    running: set[asyncio.Future[T]] = set()
+    running: set[asyncio.Task[T]] = set()
 
     async def feed() -> None:
         try:
             async for item in each(items):
                 await in_flight.acquire()
-                future = asyncio.ensure_future(start(item))
-                running.add(future)
-                future.add_done_callback(finished.put_nowait)
+                task = asyncio.create_task(start(item))
+                running.add(task)
+                task.add_done_callback(finished.put_nowait)
         finally:
             finished.put_nowait(None)
 
@@ -96,16 +105,13 @@ async def as_completed(
     try:
         has_more = True
         while has_more or running:
-            future = await finished.get()
-            if future is None:
+            task = await finished.get()
+            if task is None:
                 has_more = False
                 await feeder  # raises what the caller's iterable raised
                 continue
-            running.discard(future)
+            running.discard(task)
             in_flight.release()
-            yield future.result()
+            yield task.result()
     finally:
-        leftover: list[asyncio.Future[Any]] = [feeder, *running]
-        for task in leftover:
-            task.cancel()
-        await asyncio.gather(*leftover, return_exceptions=True)
+        await end_tasks([feeder, *running])

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
-from headrace.bulk import DraftMaker, Item, as_completed, refuse_text
+from headrace.bulk import DraftMaker, Item, as_completed, end_tasks, refuse_text
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
-from headrace.errors import Overloaded, RequestError, RequestTimeout
+from headrace.errors import Overloaded, RequestError, RequestTimeout, TransportError
 from headrace.groups import merge_statuses
 from headrace.keys import check_request_id
 from headrace.link import AsyncLink
@@ -50,6 +50,8 @@ class AsyncClient:
             max_connections=max_connections,
         )
         self._link = AsyncLink(self._core.connections, self._core.keys, self._core.timeout.redis)
+        self._of_bulk: set[asyncio.Task[Any]] = set()  # requests of generate_many under way
+        self._is_closing = False
 
     async def submit(self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]) -> str:
         """Queue a request and return its id; nobody has to wait for it.
@@ -176,6 +178,7 @@ class AsyncClient:
 
         async def start(item: Item) -> Completion | RequestError | RequestTimeout:
             draft = drafts.make(item)
+            self._enter_bulk()
             try:
                 submission = self._core.prepare(draft.prompt, draft.options, attached=False)
                 return await self._generate_when_room(submission, patience, cancel_on_exit)
@@ -203,7 +206,12 @@ class AsyncClient:
         return (await self.status(name, tenant=owner)).state
 
     async def aclose(self) -> None:
-        """Close every connection; open streams end with TransportError."""
+        """Close every connection; open streams end with TransportError.
+
+        What a generate_many that was left early has under way is cancelled first.
+        """
+        self._is_closing = True
+        await end_tasks(self._of_bulk)
         await self._link.aclose()
 
     async def __aenter__(self) -> AsyncClient:
@@ -216,6 +224,15 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    def _enter_bulk(self) -> None:
+        """Remember the current task: leaving an ``async for`` tells its generator much later."""
+        if self._is_closing:
+            raise TransportError("the client is closed")
+        task = asyncio.current_task()
+        assert task is not None
+        self._of_bulk.add(task)
+        task.add_done_callback(self._of_bulk.discard)
 
     def _stream(
         self, submission: Submission, timeout: Timeout | None, cancel_on_exit: bool

@@ -44,7 +44,7 @@ def unpack(data: bytes) -> Any:
         _check_depth(value, MAX_DEPTH)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise InvalidRequest(
-            f"not readable as msgpack: {error}", code=ErrorCode.UNDECODABLE
+            f"not readable as msgpack: {error or type(error).__name__}", code=ErrorCode.UNDECODABLE
         ) from error
     return value
 

@@ -130,8 +130,8 @@ def check_metadata(metadata: object) -> None:
 def check_prompt(prompt: object, messages: object) -> None:
     """Raise InvalidRequest unless exactly one of the two is given and it is not empty."""
     if (prompt is None) == (messages is None):
-        given = "both" if prompt is not None else "neither"
-        raise InvalidRequest(f"give exactly one of prompt and messages; {given} was given")
+        given = "both were" if prompt is not None else "neither was"
+        raise InvalidRequest(f"give exactly one of prompt and messages; {given} given")
     if prompt is not None and not prompt:
         raise InvalidRequest(f"prompt is empty: {prompt!r}")
     if isinstance(prompt, tuple) and len(prompt) > MAX_PROMPT_TOKENS:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import (
+    AsyncClient,
     Completion,
     ErrorCode,
     InvalidRequest,
@@ -168,3 +169,20 @@ async def test_bound_must_be_positive(max_in_flight: object, any_client: AnyClie
     with pytest.raises(ConfigurationError, match="max_in_flight"):
         async for _ in any_client.generate_many(["x"], max_in_flight=max_in_flight):
             pass
+
+
+async def test_leaving_the_loop_cancels_what_is_under_way(
+    any_client: AnyClient, redis_url: str, queue: Keys
+) -> None:
+    """After a break and the end of the client, nobody works for a caller who has left."""
+    prompts = ["quick", *("slow" * 100 for _ in range(9))]
+    with FakeWorker(redis_url, queue=queue.queue, token_delay_s=0.01):
+        async with AsyncClient(redis_url, queue=queue.queue, tenant=TENANT) as client:
+            async for _ in client.generate_many(prompts, max_in_flight=10, request_id="run"):
+                break
+
+        async def are_cancelled() -> bool:
+            others = [await any_client.status(f"run:{n}", tenant=TENANT) for n in range(1, 10)]
+            return all(status.state is RequestState.CANCELLED for status in others)
+
+        assert await eventually_async(are_cancelled)

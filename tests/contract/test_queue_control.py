@@ -140,3 +140,13 @@ def test_ids_may_hold_colons_and_the_like(driver: QueueDriver, request_id: str) 
     assert driver.status(request_id).num_tokens == 1
     driver.cancel(request_id)
     driver.release(*driver.claim(nonce="none").grants)
+
+
+def test_a_request_without_a_payload_ends_like_any_other(driver: QueueDriver) -> None:
+    """Nothing to count is no reason to stop half way: cancel, finish and counts all work."""
+    for request_id in ("waits", "runs"):
+        driver.enqueue(request_id, payload=b"")
+    assert driver.cancel("waits") is RequestState.CANCELLED
+    driver.finish(driver.grant())
+    assert driver.status("runs").state is RequestState.FINISHED
+    assert (driver.depth().queued, driver.depth().running) == (0, 0)

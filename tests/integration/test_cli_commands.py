@@ -103,6 +103,7 @@ def test_a_refused_request_is_one_line_and_code_one(
         (("status", "--nope"), "--nope"),
         (("dlq", "purge"), "name entries, or give --all"),
         (("dlq", "replay", "1-0", "--all"), "name entries, or give --all"),
+        (("dlq", "replay", "nope"), "'nope' is no entry id"),
         (("run-batch", "-i", "/no/such", "-o", "x.jsonl"), "/no/such is not a file"),
         (("nothing",), "nothing"),
     ],

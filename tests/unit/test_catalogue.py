@@ -142,7 +142,14 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         resolve(str(file))
 
 
-@pytest.mark.parametrize("name", ["nothing", "./no/such", "/no/such", "a/b/c", "~/no"])
+@pytest.mark.parametrize("path", ["./no/such", "../no", "/no/such", "~/no"])
+def test_a_path_that_is_not_there_is_no_misspelt_name(path: str) -> None:
+    """Whoever writes a path does not want to hear of names."""
+    with pytest.raises(CatalogueError, match="there is no file or folder"):
+        resolve(path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "a/b/c"])
 def test_what_is_neither_path_nor_name_nor_hub_id_is_unknown(name: str) -> None:
     """Such a text gets one error that quotes it."""
     with pytest.raises(CatalogueError, match="unknown model"):

@@ -18,7 +18,13 @@ from headrace.cli.app import app
 from headrace.cli.exits import CommandError, ExitCode, exit_code_of
 from headrace.cli.options import duration, sampling_from, variable_of
 from headrace.cli.running import heed_cancellation, run
-from headrace.cli.supervisor import COMMAND_VARIABLES, worker_environment
+from headrace.cli.supervisor import worker_environment
+from headrace.cli.variables import (
+    COMMAND_VARIABLES,
+    SHARED_VARIABLES,
+    WORKER_VARIABLES,
+    check_variables,
+)
 from headrace.cli.worker import setting, with_defaults
 from headrace.errors import ConfigurationError
 from headrace_worker.options import OTHER_VARIABLES
@@ -70,6 +76,22 @@ def test_the_variables_of_the_worker_reach_it() -> None:
     environ = {"HEADRACE_DTYPE": "float32", "HEADRACE_SEED": "1", "PATH": "/bin"}
     assert worker_environment(environ) == {"HEADRACE_DTYPE": "float32", "PATH": "/bin"}
     assert {"HEADRACE_REDIS_URL", "HEADRACE_QUEUE", "HEADRACE_MODEL"} <= COMMAND_VARIABLES
+
+
+def test_the_commands_know_the_variables_of_the_worker() -> None:
+    """The two lists agree, although the command never imports the worker."""
+    assert {PREFIX + name.upper() for name in WorkerSettings.model_fields} == WORKER_VARIABLES
+    assert {PREFIX + name for name in OTHER_VARIABLES} == SHARED_VARIABLES
+    assert {option.envvar for _, option in OPTIONS} <= COMMAND_VARIABLES | WORKER_VARIABLES
+
+
+def test_misspelt_variables_are_all_named_with_the_nearest() -> None:
+    """A command that looks at the wrong queue because of a typo would be worse than none."""
+    check_variables({"HEADRACE_QUEUE": "a", "HEADRACE_DTYPE": "float32", "PATH": "/bin"})
+    with pytest.raises(ConfigurationError) as refusal:
+        check_variables({"HEADRACE_QUEU": "a", "HEADRACE_TEMPRATURE": "0"})
+    assert "HEADRACE_QUEU: no such variable; the nearest is HEADRACE_QUEUE" in str(refusal.value)
+    assert "the nearest is HEADRACE_TEMPERATURE" in str(refusal.value)
 
 
 def test_only_given_sampling_options_are_set() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.errors import ConfigurationError
 from headrace.types import FinishReason, Timings, Usage
 from headrace_worker.engine.messages import SampledToken, StepOutcome
 from headrace_worker.serving import http
@@ -176,6 +177,14 @@ async def test_a_silent_client_is_let_go(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (await _get(server, b"GET /healthz HTTP/1.1\r\n\r\n"))[0] == 200
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+
+
+async def test_a_port_that_is_taken_names_its_setting() -> None:
+    """Two workers with one port is a common slip."""
+    async with _server() as first:
+        second = MetricsServer(Metrics(), unready=list, port=first.port)
+        with pytest.raises(ConfigurationError, match=f"--metrics-port: 127.0.0.1:{first.port}"):
+            await second.start()
 
 
 async def test_a_stopped_server_is_gone() -> None:

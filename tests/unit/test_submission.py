@@ -39,7 +39,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt is empty"),
     ({"prompt": []}, "prompt is empty"),
     ({"prompt": None}, "neither was given"),
-    ({"messages": [{"role": "user", "content": "x"}]}, "both was given"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "both were given"),
     ({"prompt": None, "messages": []}, "messages is empty"),
     ({"prompt": None, "messages": "Hi"}, "messages must be a list"),
     ({"prompt": None, "messages": [{"content": "x"}]}, "role"),

@@ -61,10 +61,10 @@ async def _run(settings: WorkerSettings) -> None:
         await _serve_pages(stack, settings, metrics, capacity, link)
         _tell_start(settings)
 
-        preparing = asyncio.gather(_wait_for_server(link), _load_text_side(settings))
+        preparing = asyncio.ensure_future(_prepare(link, settings))
         if not await signals.wait_for(preparing):
             return
-        _, (model, tokenizer) = preparing.result()
+        model, tokenizer = preparing.result()
 
         supervisor = wiring.make_supervisor(settings, watch, model, tokenizer.vocab_size)
         stack.push_async_callback(supervisor.stop)
@@ -94,6 +94,17 @@ async def _run(settings: WorkerSettings) -> None:
             parts=parts,
         )
         await parts.service.run(loading.result(), chores)
+
+
+async def _prepare(link: Link, settings: WorkerSettings) -> tuple[Path, Tokenizer]:
+    """Wait for the server and load the text side; what fails first ends both."""
+    waiting = asyncio.ensure_future(_wait_for_server(link))
+    try:
+        _, text_side = await asyncio.gather(waiting, _load_text_side(settings))
+    finally:
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    return text_side
 
 
 async def _wait_for_server(link: Link) -> None:

@@ -70,6 +70,8 @@ def resolve(name_or_path: str, models: Path | None = None) -> Path:
     path = Path(name_or_path).expanduser()
     if path.exists():
         return _check_local(path)
+    if name_or_path.startswith(("/", "./", "../", "~")):
+        raise CatalogueError(f"there is no file or folder {name_or_path!r}")
     if name_or_path in MODELS:
         file = model_file(MODELS[name_or_path], models)
         if not file.exists():

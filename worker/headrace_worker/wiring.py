@@ -204,7 +204,11 @@ def make_chores(
         keys,
         worker_id=who,
         lease_s=lease_s,
-        describe=lambda: {"model": settings.model_name, "num_held": len(parts.ledger)},
+        describe=lambda: {
+            "model": settings.model_name,
+            "num_held": len(parts.ledger),
+            "lease_s": f"{lease_s:g}",
+        },
         set_depth=metrics.set_queue_depth,
     )
     housekeeper = Housekeeper(

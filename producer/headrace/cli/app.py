@@ -14,6 +14,7 @@ from headrace.cli.generate import generate
 from headrace.cli.pull import pull
 from headrace.cli.requests import attach, cancel, enqueue, status
 from headrace.cli.run_batch import run_batch
+from headrace.cli.variables import check_variables
 from headrace.cli.worker import worker
 from headrace.errors import HeadraceError
 
@@ -48,6 +49,11 @@ app.command(
 app.command()(pull)
 app.command()(doctor)
 app.command(hidden=True)(demo)
+
+
+@app.callback()
+def _before_every_command() -> None:
+    check_variables()
 
 
 def run_app() -> int:

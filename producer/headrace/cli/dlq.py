@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from headrace.functions import run as call
 from headrace.keys import Keys
 
 PAGE = 100
+_ENTRY_ID = re.compile(r"\d+-\d+")
 
 EntryIds = Annotated[
     list[str] | None, typer.Argument(help="Entries as list prints them.", metavar="ENTRY...")
@@ -69,6 +71,9 @@ def purge(
 def _check_selection(entries: list[str] | None, every: bool) -> None:
     if bool(entries) == every:
         raise ConfigurationError("name entries, or give --all")
+    for entry_id in entries or ():
+        if not _ENTRY_ID.fullmatch(entry_id):
+            raise ConfigurationError(f"{entry_id!r} is no entry id: they look like 1700000000000-0")
 
 
 async def _list(place: Place, as_json: bool) -> ExitCode:

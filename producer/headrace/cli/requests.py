@@ -185,11 +185,17 @@ async def _show_queue(place: Place, as_json: bool) -> ExitCode:
     render.write_table(
         ("worker", "last heartbeat", "facts"),
         [
-            (w.worker_id, f"{w.seen_s:.1f} s ago", " ".join(f"{k}={v}" for k, v in w.facts.items()))
+            (w.worker_id, _heartbeat(w), " ".join(f"{k}={v}" for k, v in w.facts.items()))
             for w in workers
         ],
     )
     return ExitCode.OK
+
+
+def _heartbeat(worker: WorkerInfo) -> str:
+    """A worker that is silent for longer than its lease holds nothing any more."""
+    ago = f"{worker.seen_s:.1f} s ago"
+    return f"{ago}, silent" if worker.is_silent else ago
 
 
 def _as_values(counts: QueueDepth, workers: tuple[WorkerInfo, ...]) -> dict[str, Any]:

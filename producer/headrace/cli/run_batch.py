@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,7 +130,11 @@ async def _run(
             earlier=earlier,
         )
         async with shown_progress(batch.counts, _count_lines(plan.source)):
-            counts = await batch.run(read_lines(lines, plan.max_tokens))
+            try:
+                counts = await batch.run(read_lines(lines, plan.max_tokens))
+            except asyncio.CancelledError:
+                render.say(f"stopped: {batch.counts.num_done} lines have a result; run it again")
+                raise
     num_failed = counts.num_failed + earlier.num_failed
     skipped = f", {counts.num_skipped} of them before" if counts.num_skipped else ""
     render.say(f"{counts.num_done} lines have a result{skipped}; {num_failed} failed")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from headrace.cli.exits import CommandError
 from headrace.cli.keeper import die_with
-from headrace.cli.options import PREFIX
 from headrace.cli.running import heed_cancellation
+from headrace.cli.variables import COMMAND_VARIABLES
 from headrace.errors import ConfigurationError
 
 START_TIMEOUT_S = 300.0  # loading a large model from a slow disk
@@ -30,18 +30,6 @@ LONGEST_BACKOFF_S = 30.0
 STABLE_AFTER_S = 60.0  # a worker that lived so long starts again without a pause
 LOG_TAIL_LINES = 15
 NEEDED_MODULES = ("torch", "transformers", "structlog", "prometheus_client")
-
-# Variables that mean something to a command only; a worker refuses what it does not know.
-COMMAND_VARIABLES = frozenset(
-    PREFIX + name
-    for name in (
-        *("RAW", "SYSTEM", "MAX_TOKENS", "TEMPERATURE", "TOP_P", "TOP_K", "MIN_P", "SEED", "STOP"),
-        *("PRIORITY", "TTL", "TENANT", "TIMEOUT", "REQUEST_ID", "AFTER", "COUNT", "ALL", "JSON"),
-        *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "PROMPTS", "QUIET"),
-        # Given as flags, which win; here they would only be said twice.
-        *("REDIS_URL", "QUEUE", "MODEL"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ class WorkerInfo:
 
     worker_id: str
     seen_s: float  # age of its heartbeat by Redis's clock
-    facts: Mapping[str, str]  # what it says of itself: model, running, ...
+    facts: Mapping[str, str]  # what it said of itself then: model, requests held, lease
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its last heartbeat is older than its lease: it has died, or hangs."""
+        lease_s = self.facts.get("lease_s")
+        return lease_s is not None and self.seen_s > float(lease_s)
 
 
 async def list_workers(client: redis.asyncio.Redis, keys: Keys) -> tuple[WorkerInfo, ...]:

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from headrace.errors import ConfigurationError
 from headrace_worker.serving.metrics import Metrics
 
 _REQUEST_TIMEOUT_S = 5.0  # a client that sends nothing does not hold a connection
@@ -58,10 +59,14 @@ class MetricsServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Listen; raises OSError when the address is taken."""
-        self._server = await asyncio.start_server(
-            self._answer, self._host, self._wanted_port, limit=_MAX_HEAD_BYTES
-        )
+        """Listen; raises ConfigurationError when the address cannot be had."""
+        try:
+            self._server = await asyncio.start_server(
+                self._answer, self._host, self._wanted_port, limit=_MAX_HEAD_BYTES
+            )
+        except OSError as error:
+            address = f"{self._host}:{self._wanted_port}"
+            raise ConfigurationError(f"--metrics-port: {address}: {error.strerror}") from error
 
     async def stop(self) -> None:
         """Stop listening; may be called twice."""
