@@ -41,6 +41,7 @@ async def run(options: argparse.Namespace) -> None:
                 asked,
                 max_in_flight=options.max_in_flight,
                 max_tokens=128,
+                temperature=0.2,
                 return_errors=True,  # one bad line must not end the run
                 cancel_on_exit=False,  # what is in the queue stays there for the next run
             )
@@ -55,7 +56,7 @@ def questions(path: Path, done: set[str | None]) -> Iterator[PromptWithOptions]:
             request_id = f"{path.stem}-{number}"
             if line.strip() and request_id not in done:
                 messages = [{"role": "user", "content": line.strip()}]
-                yield {"messages": messages, "request_id": request_id, "seed": number}
+                yield {"messages": messages, "request_id": request_id}
 
 
 def finished(path: Path) -> set[str | None]:
