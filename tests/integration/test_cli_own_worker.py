@@ -112,9 +112,18 @@ def test_a_worker_that_cannot_start_is_reported(home: Home) -> None:
 
 def test_a_wrong_setting_of_the_worker_is_reported(home: Home) -> None:
     """Variables meant for the worker are checked by it, and its words come through."""
-    ended = home.call("generate", "Hi", HEADRACE_MAX_NUM_SEQ="8")
+    ended = home.call("generate", "Hi", HEADRACE_MAX_NUM_SEQS="0")
     assert ended.code == 1
-    assert "HEADRACE_MAX_NUM_SEQ: no such setting" in ended.err
+    assert "HEADRACE_MAX_NUM_SEQS=0: " in ended.err
+
+
+def test_a_misspelt_variable_is_refused_before_anything_starts(home: Home) -> None:
+    """The nearest name is given, and no server is left to stop."""
+    ended = home.call("generate", "Hi", HEADRACE_MAX_NUM_SEQ="8")
+    assert ended.code == 2
+    assert "HEADRACE_MAX_NUM_SEQ: no such variable" in ended.err
+    assert "HEADRACE_MAX_NUM_SEQS" in ended.err
+    assert home.is_quiet
 
 
 def test_a_killed_command_leaves_nothing_running(home: Home) -> None:

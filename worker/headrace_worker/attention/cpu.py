@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from headrace_worker.attention.base import AttentionBackend, KVCacheSpec, PackedBatch
+from headrace_worker.attention.base import PackedBatch
 from headrace_worker.attention.plan import ChunkPlan, DecodePlan, StepPlan, plan_step
-from headrace_worker.attention.slots import SlotCache, allocate_slots
+from headrace_worker.attention.slots import SlotBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +29,18 @@ class _Layer:
     window: int | None  # sliding window in tokens, own token counted
 
 
-class CpuBackend(AttentionBackend):
+class CpuBackend(SlotBackend):
     """Gathers keys through the block table once a layer and leaves the arithmetic to torch."""
 
     name: ClassVar[str] = "cpu"
 
     def __init__(self) -> None:
-        self._cache: SlotCache | None = None
+        super().__init__()
         self._plan: StepPlan | None = None
-
-    @classmethod
-    def supported_block_sizes(cls) -> tuple[int, ...]:
-        """Any will do; 16 wastes little."""
-        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
-
-    def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        """Reserve the zero-filled cache; raises ValueError for an impossible size."""
-        self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
 
     def begin(self, batch: PackedBatch) -> None:
         """Look up every slot and group the decodes, once for all layers."""
-        assert self._cache is not None
-        self._plan = plan_step(batch, self._cache.block_size)
-
-    def write_kv(
-        self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
-    ) -> None:
-        """Store the new keys and values at their slots."""
-        assert self._cache is not None
-        self._cache.write(layer, key, value, batch.slot_mapping)
+        self._plan = plan_step(batch, self.cache.block_size)
 
     def attend(
         self,
@@ -69,9 +52,8 @@ class CpuBackend(AttentionBackend):
         window: int | None = None,
     ) -> torch.Tensor:
         """Return the attention output ``[num_tokens, heads, head_dim]`` of each new token."""
-        assert self._cache is not None
         assert self._plan is not None
-        rows = _Layer(self._cache.key[layer], self._cache.value[layer], scale, window)
+        rows = _Layer(self.cache.key[layer], self.cache.value[layer], scale, window)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in self._plan.decodes:
             output.index_copy_(0, group.rows, _attend_decodes(query[group.rows], rows, group))

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from headrace_worker.attention.base import AttentionBackend, KVCacheSpec, PackedBatch
-from headrace_worker.attention.slots import SlotCache, allocate_slots, slots_of
+from headrace_worker.attention.base import PackedBatch
+from headrace_worker.attention.slots import SlotBackend, slots_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +26,18 @@ class _DensePlan:
         return visible if window is None else visible & (self.age < window)
 
 
-class ReferenceBackend(AttentionBackend):
+class ReferenceBackend(SlotBackend):
     """Every score of every token against every key in float32: slow, and easy to believe."""
 
     name: ClassVar[str] = "reference"
 
     def __init__(self) -> None:
-        self._cache: SlotCache | None = None
+        super().__init__()
         self._plan: _DensePlan | None = None
-
-    @classmethod
-    def supported_block_sizes(cls) -> tuple[int, ...]:
-        """Any will do; 16 wastes little."""
-        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
-
-    def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        """Reserve the zero-filled cache; raises ValueError for an impossible size."""
-        self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
 
     def begin(self, batch: PackedBatch) -> None:
         """Build the block-diagonal mask that the layers share."""
-        assert self._cache is not None
-        self._plan = _plan(batch, self._cache.block_size)
-
-    def write_kv(
-        self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
-    ) -> None:
-        """Store the new keys and values at their slots."""
-        assert self._cache is not None
-        self._cache.write(layer, key, value, batch.slot_mapping)
+        self._plan = _plan(batch, self.cache.block_size)
 
     def attend(
         self,
@@ -66,13 +49,12 @@ class ReferenceBackend(AttentionBackend):
         window: int | None = None,
     ) -> torch.Tensor:
         """Return the attention output ``[num_tokens, heads, head_dim]`` of each new token."""
-        assert self._cache is not None
         assert self._plan is not None
         plan = self._plan
-        num_groups = query.shape[1] // self._cache.key[layer].shape[1]
+        num_groups = query.shape[1] // self.cache.key[layer].shape[1]
         key, value = (  # [num_keys, heads, head_dim]
             rows[layer][plan.key_slots].float().repeat_interleave(num_groups, dim=1)
-            for rows in (self._cache.key, self._cache.value)
+            for rows in (self.cache.key, self.cache.value)
         )
         scores = torch.einsum("thd,khd->htk", query.float(), key) * scale
         weights = scores.masked_fill(~plan.mask(window), float("-inf")).softmax(dim=-1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_worker.attention.base import KVCacheSpec
+from headrace_worker.attention.base import AttentionBackend, KVCacheSpec, PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,34 @@ class SlotCache:
         """Store ``[num_tokens, kv_heads, head_dim]`` rows at ``slot_mapping`` of ``layer``."""
         self.key[layer].index_copy_(0, slot_mapping, key)
         self.value[layer].index_copy_(0, slot_mapping, value)
+
+
+class SlotBackend(AttentionBackend):
+    """What the backends over a SlotCache share: everything but ``begin`` and ``attend``."""
+
+    def __init__(self) -> None:
+        self._cache: SlotCache | None = None  # None until allocate
+
+    @classmethod
+    def supported_block_sizes(cls) -> tuple[int, ...]:
+        """Any will do; 16 wastes little."""
+        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
+        """Reserve the zero-filled cache; raises ValueError for an impossible size."""
+        self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
+
+    def write_kv(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
+    ) -> None:
+        """Store the new keys and values at their slots."""
+        self.cache.write(layer, key, value, batch.slot_mapping)
+
+    @property
+    def cache(self) -> SlotCache:
+        """The cache, once it is allocated."""
+        assert self._cache is not None
+        return self._cache
 
 
 def allocate_slots(
