@@ -77,6 +77,7 @@ __all__ = [
     "enqueue",
     "finish",
     "heartbeat",
+    "is_or_wraps",
     "janitor",
     "library_code",
     "list_dead",
@@ -187,9 +188,16 @@ def _refusals() -> Iterator[None]:
         raise wrapped from error
 
 
+def is_or_wraps(error: BaseException, *kinds: type[Exception]) -> bool:
+    """Whether an error is of one of the kinds, or was raised from one.
+
+    Over a Unix socket, redis-py wraps what the server says to the password.
+    """
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+
 def _is_passing(error: Exception) -> bool:
-    # Over a Unix socket, redis-py wraps what the server says to the password.
-    if any(isinstance(e, exceptions.AuthenticationError) for e in (error, error.__cause__)):
+    if is_or_wraps(error, exceptions.AuthenticationError):
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
     broken = (TypeError, AttributeError)

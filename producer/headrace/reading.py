@@ -10,6 +10,7 @@ import redis.asyncio
 from redis import exceptions
 
 from headrace.assembly import LogAssembly
+from headrace.functions import is_or_wraps
 
 ENTRIES_PER_READ = 64
 """Most entries that one read takes from one log."""
@@ -41,9 +42,7 @@ def read_logs_sync(
 def is_refusal(error: Exception) -> bool:
     """Whether a read will fail for ever: wrong password, no permission, wrong type of key."""
     refused = (exceptions.AuthenticationError, exceptions.NoPermissionError)
-    # Over a Unix socket, redis-py wraps what the server says to the password.
-    is_refused = isinstance(error, refused) or isinstance(error.__cause__, refused)
-    return is_refused or str(error).startswith("WRONGTYPE")
+    return is_or_wraps(error, *refused) or str(error).startswith("WRONGTYPE")
 
 
 def _by_key(logs: Iterable[LogAssembly]) -> dict[str, list[LogAssembly]]:

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from headrace.errors import ConfigurationError, TransportError
+from headrace.functions import is_or_wraps
 
 COMMAND_TIMEOUT_S = 5.0
 TIMEOUTS_PER_LEASE = 4  # with a short lease a lost reply must be noticed sooner
@@ -50,7 +51,7 @@ async def check_server(redis: Redis) -> tuple[str, ...]:
             policy = await _read_config(redis, "maxmemory-policy")
             append_only = await _read_config(redis, "appendonly")
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-        if _is_login_refused(error):
+        if is_or_wraps(error, redis_errors.AuthenticationError):
             raise ConfigurationError(f"Redis refuses the login: {error}") from error
         raise TransportError(f"Redis is unreachable: {error}") from error
     if policy not in (None, SAFE_POLICY):
@@ -59,11 +60,6 @@ async def check_server(redis: Redis) -> tuple[str, ...]:
             f" word; set it to {SAFE_POLICY!r}"
         )
     return tuple(_warnings(policy, append_only))
-
-
-def _is_login_refused(error: Exception) -> bool:
-    # Over a Unix socket, redis-py wraps what the server says to the password.
-    return any(isinstance(e, redis_errors.AuthenticationError) for e in (error, error.__cause__))
 
 
 def _warnings(policy: str | None, append_only: str | None) -> list[str]:
