@@ -11,7 +11,7 @@ import structlog
 
 from headrace.errors import ConfigurationError, TransportError
 from headrace_worker import logs, wiring
-from headrace_worker.backoff import Backoff
+from headrace_worker.backoff import redis_backoff
 from headrace_worker.catalogue import CatalogueError, resolve
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.messages import EngineReady
@@ -109,7 +109,7 @@ async def _prepare(link: Link, settings: WorkerSettings) -> tuple[Path, Tokenize
 
 async def _wait_for_server(link: Link) -> None:
     """Return when Redis has answered and is safe; raises ConfigurationError when it is not."""
-    backoff = Backoff(wiring.FIRST_RETRY_S, wiring.MOST_RETRY_S)
+    backoff = redis_backoff()
     while True:
         try:
             warnings = await check_server(link.redis)

@@ -22,3 +22,8 @@ class Backoff:
     def reset(self) -> None:
         """Begin again with the shortest delay."""
         self._next_s = self._first_s
+
+
+def redis_backoff() -> Backoff:
+    """Return the pauses between tries of a call to Redis."""
+    return Backoff(first_s=0.05, most_s=2.0)

@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from headrace.keys import Keys
-from headrace_worker.backoff import Backoff
+from headrace_worker.backoff import Backoff, redis_backoff
 from headrace_worker.engine.messages import AbortSequences, SetPaused
 from headrace_worker.engine.settings import EngineSettings, Reserve
 from headrace_worker.serving.capacity import Capacity
@@ -39,7 +39,6 @@ from headrace_worker.transport.link import Link
 from headrace_worker.transport.queue import RedisQueue
 
 ENGINE_COMMAND = (sys.executable, "-m", "headrace_worker.engine.process")
-FIRST_RETRY_S, MOST_RETRY_S = 0.05, 2.0  # of calls to Redis
 FIRST_RESTART_S, MOST_RESTART_S = 0.1, 30.0  # of the engine
 PREFETCH_SHARE = 8  # one sequence may wait in the engine for each 8 that may run
 
@@ -121,7 +120,7 @@ def make_parts(
         room=lambda: capacity.room(ledger.requests),
         is_idle=lambda: len(ledger) == 0,
         exit_when_empty=settings.exit_when_empty,
-        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
+        backoff=redis_backoff(),
     )
     ledger = Ledger(
         queue,
@@ -175,7 +174,7 @@ def _make_publisher(
         pressure,
         reporter,
         company_s=settings.flush_interval / 2,
-        backoff=Backoff(FIRST_RETRY_S, MOST_RETRY_S),
+        backoff=redis_backoff(),
         clock=time.monotonic,
     )
 

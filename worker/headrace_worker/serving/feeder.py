@@ -15,7 +15,7 @@ from functools import partial
 from headrace.errors import EngineFailure, ErrorCode, ProtocolError, RequestError, TransportError
 from headrace.protocol import ChunkMessage
 from headrace.types import FinishReason
-from headrace_worker.backoff import Backoff
+from headrace_worker.backoff import redis_backoff
 from headrace_worker.engine.messages import AddSequence, EngineReady
 from headrace_worker.serving.capacity import Capacity
 from headrace_worker.serving.intake import Intake, PreparedRequest
@@ -24,8 +24,6 @@ from headrace_worker.serving.outbox import from_chunks
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import LENGTH_REACHED, STOPPED, End, InFlight, Phase
-
-FIRST_RETRY_S, MOST_RETRY_S = 0.05, 2.0
 
 
 class Feeder:
@@ -110,7 +108,7 @@ class Feeder:
         return emitted
 
     async def _read_log(self, request: InFlight) -> tuple[ChunkMessage, ...]:
-        backoff = Backoff(FIRST_RETRY_S, MOST_RETRY_S)
+        backoff = redis_backoff()
         while True:
             try:
                 return await self._queue.read_token_log(request.grant)
