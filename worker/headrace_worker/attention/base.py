@@ -100,5 +100,6 @@ class AttentionBackend(ABC):
         *,
         scale: float,
         window: int | None = None,  # sliding window in tokens, own token counted; None: unlimited
+        soft_cap: float | None = None,  # scores become cap * tanh(score / cap) before the mask
     ) -> torch.Tensor:
         """Return the attention output ``[num_tokens, heads, head_dim]`` of each new token."""

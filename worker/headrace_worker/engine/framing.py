@@ -40,6 +40,8 @@ _CODES: dict[type, int] = {
     messages.SequenceFailure: 34,
     messages.SequenceFinish: 35,
     Reserve: 36,
+    messages.TokenScore: 37,
+    messages.PromptLogprobs: 38,
 }
 _CLASSES = {code: cls for cls, code in _CODES.items()}
 _ENUMS = (messages.SequenceFinish, Reserve)

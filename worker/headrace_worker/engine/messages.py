@@ -33,6 +33,9 @@ class SamplingSpec:
     min_tokens: int = 0  # stop tokens are masked before this many output tokens
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless they are ignored
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of token ids that the output never holds
+    grammar: str | None = None  # checked, in the form that the engine's grammar compiler reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,24 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScore:
+    """How likely the model found one token of a prompt, given those before it."""
+
+    token_id: int
+    logprob: float  # natural log
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Scores of prompt tokens [start, start + len(scores)); each is told once, in order."""
+
+    seq_id: int
+    start: int  # place in the prompt, at least 1: nothing predicts the first token
+    scores: tuple[TokenScore, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceFailure:
     """The engine cannot go on with this one sequence; its neighbours are not affected."""
 
@@ -144,6 +165,7 @@ class StepOutcome:
     num_scheduled_seqs: int  # sequences that had a share of this step
     adds_seen: int  # AddSequence commands processed so far: which of them free_blocks accounts for
     step_s: float
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # of sequences that asked for them
 
 
 @dataclass(frozen=True, slots=True)
