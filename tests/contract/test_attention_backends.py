@@ -73,6 +73,21 @@ def test_sliding_windows(make: Factory, window: int) -> None:
     assert_solves(make(), Case(MIXED, window=window))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 17])
+def test_soft_capped_scores(make: Factory, dtype: torch.dtype, window: int | None) -> None:
+    """Scores far beyond the cap are bent to it before the mask, in decodes and in chunks."""
+    capped = Case(MIXED, heads=8, window=window, soft_cap=0.7, dtype=dtype)
+    assert_solves(make(), capped)
+    free = draw(replace(capped, soft_cap=None)).answer()
+    assert (draw(capped).answer() - free).abs().max() > 0.1
+
+
+def test_soft_capped_scores_of_a_long_chunk(make: Factory) -> None:
+    """A chunk of hundreds of tokens is capped in every row."""
+    assert_solves(make(), Case(((30, 300),), soft_cap=0.7))
+
+
 def test_every_block_size_it_offers(make: Factory) -> None:
     """Each block size that a backend names pages correctly."""
     for block_size in make().supported_block_sizes():
@@ -121,11 +136,12 @@ def test_chunks_add_up_to_the_whole_prompt(make: Factory) -> None:
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_garbage_outside_a_sequence_never_leaks(
-    make: Factory, garbage: float, window: int | None
+    make: Factory, garbage: float, window: int | None, soft_cap: float | None
 ) -> None:
     """Trash block, free blocks and the stale end of a block may hold anything at all."""
-    problem = draw(Case(MIXED, window=window))
+    problem = draw(Case(MIXED, window=window, soft_cap=soft_cap))
     backend = make()
     allocate(backend, problem)
     poison(backend, problem, garbage)
@@ -133,9 +149,10 @@ def test_garbage_outside_a_sequence_never_leaks(
     torch.testing.assert_close(output.double(), problem.answer(), atol=2e-6, rtol=2e-6)
 
 
-def test_a_broken_sequence_breaks_alone(make: Factory) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_a_broken_sequence_breaks_alone(make: Factory, soft_cap: float | None) -> None:
     """NaN in one sequence's cache shows in its own output, and in no neighbour's."""
-    problem = draw(Case(MIXED))
+    problem = draw(Case(MIXED, soft_cap=soft_cap))
     problem.key[0][3] = float("nan")
     problem.value[4][0] = float("nan")
     output = solve(make(), problem)

@@ -23,6 +23,7 @@ class Case:
     head_dim: int = 16  # elements
     block_size: int = 16  # tokens
     window: int | None = None  # tokens
+    soft_cap: float | None = None  # bound of the scores
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
@@ -64,6 +65,8 @@ class Problem:
         heads = []
         for head in range(case.heads):
             scores = key[visible, head // group].double() @ query[head].double() * case.scale
+            if case.soft_cap is not None:
+                scores = case.soft_cap * (scores / case.soft_cap).tanh()
             heads.append(scores.softmax(0) @ value[visible, head // group].double())
         return torch.stack(heads)
 
@@ -124,7 +127,12 @@ def solve(
     batch = write(backend, problem, cached, ends, layer)
     case = problem.case
     return backend.attend(
-        torch.cat(problem.query), layer, batch, scale=case.scale, window=case.window
+        torch.cat(problem.query),
+        layer,
+        batch,
+        scale=case.scale,
+        window=case.window,
+        soft_cap=case.soft_cap,
     )
 
 

@@ -16,11 +16,14 @@ from support.packed import Share, pack
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 24])
-def test_neighbours_change_no_bit(dtype: torch.dtype, window: int | None) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+def test_neighbours_change_no_bit(
+    dtype: torch.dtype, window: int | None, soft_cap: float | None
+) -> None:
     """A decode or chunk gets the same bits alone as between short and long neighbours."""
     torch.set_num_threads(1)
     shares = ((20, 1), (0, 1), (63, 1), (64, 1), (700, 1), (5, 7), (0, 33), (400, 24))
-    problem = draw(Case(shares, head_dim=64, window=window, dtype=dtype))
+    problem = draw(Case(shares, head_dim=64, window=window, soft_cap=soft_cap, dtype=dtype))
     output = solve(create_backend("cpu", CPU), problem)
     together = torch.split(output, [new for _, new in shares])
     for seq, expected in enumerate(together):

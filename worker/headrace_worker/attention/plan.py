@@ -50,7 +50,12 @@ class ChunkPlan:
         num_new, seq_len = self.end - self.start, self.key_slots.shape[0]
         if num_new == seq_len and (window is None or window >= seq_len):
             return None
+        return self.explicit_mask(window, dtype)
+
+    def explicit_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return ``[n, seq_len]`` to add to the scores, plain causal or not."""
         if (window, dtype) not in self._masks:
+            num_new, seq_len = self.end - self.start, self.key_slots.shape[0]
             key_position = torch.arange(seq_len, device=self.key_slots.device)
             age = key_position[seq_len - num_new :, None] - key_position
             hidden = age < 0

@@ -47,6 +47,7 @@ class ReferenceBackend(SlotBackend):
         *,
         scale: float,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Return the attention output ``[num_tokens, heads, head_dim]`` of each new token."""
         assert self._plan is not None
@@ -57,6 +58,8 @@ class ReferenceBackend(SlotBackend):
             for rows in (self.cache.key, self.cache.value)
         )
         scores = torch.einsum("thd,khd->htk", query.float(), key) * scale
+        if soft_cap is not None:
+            scores = soft_cap * (scores / soft_cap).tanh()
         weights = scores.masked_fill(~plan.mask(window), float("-inf")).softmax(dim=-1)
         output = torch.empty_like(query, dtype=torch.float32)
         # Zero times NaN is NaN: a product over all keys would carry one sequence's NaN to others.
