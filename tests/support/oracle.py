@@ -1,7 +1,8 @@
-"""An engine whose model is an oracle: it answers by every token id it reads back from the cache.
+"""An engine whose model is an oracle: it answers by every token that it reads back from the cache.
 
-A wrong slot, block table, position or reused block changes the answer, so "equal to the solo run"
-proves the paging.
+The cache holds ids and places, and the next token is a hash of what the block table leads to. A
+wrong slot, block table, position or reused block changes it; what it must be, ``oracle_model`` and
+``oracle_answer`` say without an engine.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from headrace_worker.engine.messages import (
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.settings import Reserve
-
-VOCAB_SIZE = 64
-_MASK = 2**61 - 1
+from support.oracle_model import ENTRY_BYTES, VOCAB_SIZE, hash_logits, hash_prefix, pack_entry
 
 
 class OracleBackend(AttentionBackend):
-    """Stores token ids where keys would be; attending hashes all the ids up to a token."""
+    """Stores id and place where key and value would be; attending hashes all up to a token."""
 
     name: ClassVar[str] = "oracle"
 
     @classmethod
     def supported_block_sizes(cls) -> tuple[int, ...]:
-        return (4,)
+        """Any will do."""
+        return (4, 16, 8, 2, 1)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        self.block_size = spec.block_size
-        self.cache = torch.full((num_blocks * spec.block_size,), -1, dtype=torch.int64)
+        self.block_bytes = spec.block_size * ENTRY_BYTES
+        self.block_size = spec.block_size  # tokens
+        self.cache = bytearray(b"\xff" * (num_blocks * self.block_bytes))
 
     def begin(self, batch: PackedBatch) -> None:
         assert batch.cu_seqlens_q[-1] == batch.num_tokens
@@ -51,8 +52,12 @@ class OracleBackend(AttentionBackend):
     def write_kv(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
     ) -> None:
-        assert int(batch.slot_mapping.min()) >= self.block_size, "a live row writes the trash block"
-        self.cache[batch.slot_mapping] = key
+        """Store ids ``key`` and places ``value``, both ``[num_tokens]``."""
+        slots = batch.slot_mapping.tolist()
+        assert min(slots) >= self.block_size, "a live row writes the trash block"
+        for slot, token_id, place in zip(slots, key.tolist(), value.tolist(), strict=True):
+            start = slot * ENTRY_BYTES
+            self.cache[start : start + ENTRY_BYTES] = pack_entry(token_id, place)
 
     def attend(
         self,
@@ -62,19 +67,24 @@ class OracleBackend(AttentionBackend):
         *,
         scale: float,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
+        """Return the hash of the prefix that ends with each new token, ``[num_tokens]``."""
         hashes = []
-        bounds = batch.cu_seqlens_q.tolist()
+        places, bounds = batch.positions.tolist(), batch.cu_seqlens_q.tolist()
+        tables = batch.block_table.tolist()
         for index, length in enumerate(batch.seq_lens.tolist()):
-            rows = [self._rows(block) for block in batch.block_table[index].tolist()]
-            prefixes = _prefix_hashes([token for row in rows for token in row][:length])
-            places = batch.positions[bounds[index] : bounds[index + 1]].tolist()
-            hashes += [prefixes[place] for place in places]
-        return torch.tensor(hashes)  # [num_tokens]
+            entries = self._read(tables[index], length)
+            own = places[bounds[index] : bounds[index + 1]]
+            hashes += [hash_prefix(entries[: (place + 1) * ENTRY_BYTES]) for place in own]
+        return torch.tensor(hashes)
 
-    def _rows(self, block: int) -> list[int]:
-        start = block * self.block_size
-        return self.cache[start : start + self.block_size].tolist()
+    def _read(self, blocks: list[int], length: int) -> bytes:
+        used = blocks[: -(-length // self.block_size)]
+        assert 0 not in used, "a live row reads the trash block"
+        starts = [block * self.block_bytes for block in used]
+        whole = b"".join(self.cache[start : start + self.block_bytes] for start in starts)
+        return whole[: length * ENTRY_BYTES]
 
 
 @dataclass
@@ -90,15 +100,15 @@ class OracleDecoder:
         if self.on_forward:
             self.on_forward(batch)
         backend.begin(batch)
-        backend.write_kv(0, batch.input_ids, batch.input_ids, batch)
+        backend.write_kv(0, batch.input_ids, batch.positions, batch)
         hashes = backend.attend(batch.input_ids, 0, batch, scale=1.0)
         return torch.stack([hashes, batch.input_ids], dim=1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [num_rows, VOCAB_SIZE] in (-4, 4), all different, by the hash alone."""
-        words = (hidden[:, :1] + torch.arange(VOCAB_SIZE)) * 0x5851F42D4C957F2D
-        words = (words ^ (words >> 29)) * 0x2545F4914F6CDD1D
-        logits = ((words >> 33) & 0xFFFFFF).float() / 2**21 - 4
+        """Return ``[num_rows, VOCAB_SIZE]``, those of ``exact_logits`` but for the knobs."""
+        ranks = b"".join(map(hash_logits, hidden[:, 0].tolist()))
+        rows = torch.frombuffer(bytearray(ranks), dtype=torch.uint8).view(-1, VOCAB_SIZE)
+        logits = (rows.float() * VOCAB_SIZE + torch.arange(VOCAB_SIZE)) / 2048 - 4
         for token_id, bias in self.bias.items():
             logits[:, token_id] += bias
         if self.nan_after is not None:
@@ -201,11 +211,3 @@ def solo(command: AddSequence, decoder: OracleDecoder | None = None) -> list[int
     """Return the tokens of the same request alone on a fresh, roomy engine."""
     engine = make_engine(num_blocks=256, max_num_batched_tokens=512, decoder=decoder)
     return run(engine, command).tokens.get(command.seq_id, [])
-
-
-def _prefix_hashes(token_ids: list[int]) -> list[int]:
-    hashes, value = [], 1
-    for token_id in token_ids:
-        value = (value * 6364136223846793005 + token_id + 1442695040888963407) & _MASK
-        hashes.append(value)
-    return hashes
