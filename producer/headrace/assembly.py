@@ -95,6 +95,7 @@ class LogAssembly:
             timings=terminal.timings,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             metadata=self._metadata,
+            prompt_logprobs=terminal.prompt_logprobs,
         )
 
     def _add_chunk(self, end: int, message: ChunkMessage) -> Chunk | None:

@@ -39,6 +39,13 @@ class RequestOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     min_tokens: int
     ignore_eos: bool
+    include_stop: bool
+    bad_words: Sequence[str] | None
+    prompt_logprobs: int | None
+    echo: bool
+    response_format: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None  # for the chat template, as are its variables
+    chat_template_kwargs: Mapping[str, Any] | None
     priority: int  # 0 soonest … 9
     ttl: float  # seconds until the answer is worthless
     deadline: datetime | float  # the same as a point in time: aware datetime or Unix seconds

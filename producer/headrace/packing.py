@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgpack
@@ -15,7 +16,20 @@ MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
 MAX_PROMPT_TOKENS = 262_144
 MAX_MAP_ENTRIES = 4_096
 MAX_CONTAINERS = 16_384
-MAX_DEPTH = 16
+MAX_DEPTH = 64  # a JSON schema takes two or three levels for one of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a message may hold."""
+
+    num_bytes: int
+    num_containers: int  # arrays and maps
+
+
+REQUEST = Limits(MAX_PAYLOAD_BYTES, MAX_CONTAINERS)
+LOG_ENTRY = Limits(3 * MAX_PAYLOAD_BYTES, MAX_CONTAINERS + MAX_PROMPT_TOKENS)
+"""For what workers write: the logprobs of a prompt are an array a token."""
 
 
 def pack(body: object) -> bytes:
@@ -23,13 +37,13 @@ def pack(body: object) -> bytes:
     return bytes(msgpack.packb(body, use_bin_type=True))
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes, limits: Limits = REQUEST) -> Any:
     """Decode within limits on size, arrays, maps, containers and depth; no extension types."""
-    if len(data) > MAX_PAYLOAD_BYTES:
+    if len(data) > limits.num_bytes:
         raise InvalidRequest(
-            f"{len(data)} bytes, at most {MAX_PAYLOAD_BYTES} are taken", code=ErrorCode.UNDECODABLE
+            f"{len(data)} bytes, at most {limits.num_bytes} are taken", code=ErrorCode.UNDECODABLE
         )
-    count = _ContainerCount()
+    count = _ContainerCount(limits.num_containers)
     try:
         value = msgpack.unpackb(
             data,
@@ -49,9 +63,9 @@ def unpack(data: bytes) -> Any:
     return value
 
 
-def unpack_map(data: bytes) -> dict[str, Any]:
+def unpack_map(data: bytes, limits: Limits = REQUEST) -> dict[str, Any]:
     """Decode a map; raises InvalidRequest with code UNDECODABLE."""
-    body = unpack(data)
+    body = unpack(data, limits)
     if not isinstance(body, dict):
         raise InvalidRequest(
             f"expected a map, got {type(body).__name__}", code=ErrorCode.UNDECODABLE
@@ -95,13 +109,14 @@ def _refuse_extension(code: int, data: bytes) -> object:
 class _ContainerCount:
     """Stops the decoding of a memory bomb: an empty map is 1 byte on the wire and 64 in memory."""
 
-    def __init__(self) -> None:
-        self._left = MAX_CONTAINERS
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = most
 
     def one_more(self, container: Any) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
+            raise ValueError(f"more than {self._most} arrays and maps")
         return container
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from headrace.checks import shown
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
 from headrace.keys import check_request_id, check_tenant
+from headrace.metadata import checked_metadata
 from headrace.packing import (
+    LOG_ENTRY,
     MAX_PAYLOAD_BYTES,
     MAX_PROMPT_TOKENS,
     finite,
@@ -25,14 +28,16 @@ from headrace.packing import (
     unpack_map,
 )
 from headrace.sampling import SamplingParams
+from headrace.scores import check_num_scores, flat_scores, read_prompt_scores, read_scores
+from headrace.template_options import check_has_template, normal_template_kwargs, normal_tools
 from headrace.types import FinishReason, Message, Timings, TokenLogprob, Usage
 
 VERSION = 1
 
-MAX_METADATA_BYTES = 16 * 1024
-
 CHUNK_FIELD = b"c"
 TERMINAL_FIELD = b"e"
+
+_REQUEST_FIELDS = {"v", "id", "t", "m", "p", "s", "model", "meta", "tools", "tmpl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class RequestMessage:
     messages: tuple[Message, ...] | None = None
     model: str | None = None  # None: whatever the queue's workers serve
     metadata: dict[str, Any] = field(default_factory=dict)  # handed back with the completion
+    tools: tuple[dict[str, Any], ...] = ()  # for the chat template; only with messages
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class TerminalMessage:
     error_code: ErrorCode | None = None  # set if and only if finish_reason is ERROR or CANCELLED
     error_message: str = ""
     worker_id: str | None = None  # who wrote it; None: the queue itself
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # one per token, first None
 
 
 def encode_request(message: RequestMessage) -> bytes:
@@ -83,6 +91,10 @@ def encode_request(message: RequestMessage) -> bytes:
         body["model"] = message.model
     if message.metadata:
         body["meta"] = message.metadata
+    if message.tools:
+        body["tools"] = message.tools
+    if message.chat_template_kwargs:
+        body["tmpl"] = message.chat_template_kwargs
     return _pack_payload(body)
 
 
@@ -98,6 +110,7 @@ def decode_request(payload: bytes) -> RequestMessage:
         raise InvalidRequest(
             f"protocol version {version!r} is not {VERSION}", code=ErrorCode.UNSUPPORTED_VERSION
         )
+    _refuse_unknown(body)
     message = RequestMessage(
         request_id=check_request_id(body.get("id", "")),
         tenant=check_tenant(body.get("t", "")),
@@ -105,26 +118,17 @@ def decode_request(payload: bytes) -> RequestMessage:
         prompt=_decode_prompt(body.get("p")),
         messages=_decode_messages(body.get("m")),
         model=optional_text("model", body.get("model")),
-        metadata=_decode_metadata(body.get("meta")),
+        metadata=checked_metadata(body.get("meta")),
+        tools=normal_tools(body.get("tools")),
+        chat_template_kwargs=normal_template_kwargs(body.get("tmpl")),
     )
     check_prompt(message.prompt, message.messages)
+    check_has_template(message.messages, message.tools, message.chat_template_kwargs)
+    if isinstance(message.prompt, tuple):  # text is counted by the worker
+        check_num_scores(len(message.prompt), message.sampling.prompt_logprobs)
     if message.sampling.n != 1:  # the client sends n requests instead
         raise InvalidRequest(f"n {message.sampling.n} never travels; send n requests")
     return message
-
-
-def check_metadata(metadata: object) -> None:
-    """Raise InvalidRequest unless metadata is a map with text keys, small enough to travel."""
-    if not isinstance(metadata, dict):
-        raise InvalidRequest(f"metadata must be a map, not {type(metadata).__name__}")
-    for key in metadata:
-        text("a key of metadata", key)
-    try:
-        size = len(pack(metadata))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"metadata cannot be encoded: {error}") from error
-    if size > MAX_METADATA_BYTES:
-        raise InvalidRequest(f"metadata has {size} bytes, at most {MAX_METADATA_BYTES} are taken")
 
 
 def check_prompt(prompt: object, messages: object) -> None:
@@ -146,7 +150,7 @@ def encode_chunk(message: ChunkMessage) -> bytes:
     """Encode the value of CHUNK_FIELD: ``[token ids, pieces]`` and, if asked for, logprobs."""
     body: list[Any] = [message.token_ids, message.pieces]
     if message.logprobs is not None:
-        body.append([_flat_logprob(p) for p in message.logprobs])
+        body.append(flat_scores(message.logprobs))
     return pack(body)
 
 
@@ -177,13 +181,15 @@ def encode_terminal(message: TerminalMessage) -> bytes:
         body["error"] = message.error_message
     if message.worker_id is not None:
         body["worker"] = message.worker_id
+    if message.prompt_logprobs is not None:
+        body["plp"] = flat_scores(message.prompt_logprobs)
     return pack(body)
 
 
 def decode_terminal(data: bytes) -> TerminalMessage:
     """Decode a terminal entry; raises ProtocolError."""
     try:
-        body = unpack_map(data)
+        body = unpack_map(data, LOG_ENTRY)
         if body.get("v") != VERSION or isinstance(body["v"], bool):
             raise ValueError(f"protocol version {body.get('v')!r} is not {VERSION}")
         message = TerminalMessage(
@@ -194,6 +200,7 @@ def decode_terminal(data: bytes) -> TerminalMessage:
             error_code=ErrorCode(body["code"]) if "code" in body else None,
             error_message=text("error", body.get("error", "")),
             worker_id=optional_text("worker", body.get("worker")),
+            prompt_logprobs=read_prompt_scores(body.get("plp")),
         )
         went_wrong = message.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED)
         if went_wrong != (message.error_code is not None):
@@ -213,6 +220,13 @@ def _pack_payload(body: dict[str, Any]) -> bytes:
             f"the request has {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are taken"
         )
     return payload
+
+
+def _refuse_unknown(body: dict[str, Any]) -> None:
+    """What a newer client asks for is refused, as an answer without it answers another question."""
+    for name in body:
+        if name not in _REQUEST_FIELDS:
+            raise InvalidRequest(f"unknown request field {shown(name)}")
 
 
 def _decode_prompt(prompt: object) -> str | tuple[int, ...] | None:
@@ -239,34 +253,13 @@ def _decode_messages(messages: object) -> tuple[Message, ...] | None:
     return tuple(messages)
 
 
-def _decode_metadata(metadata: object) -> dict[str, Any]:
-    if metadata is None:
-        return {}
-    check_metadata(metadata)
-    return cast("dict[str, Any]", metadata)
-
-
-def _flat_logprob(logprob: TokenLogprob) -> list[int | float]:
-    """Return ``[token id, logprob, first id, its logprob, …]``: one array a token."""
-    pairs = ((logprob.token_id, logprob.logprob), *logprob.top)
-    return [number for pair in pairs for number in pair]
-
-
 def _decode_logprobs(rest: list[Any], num_tokens: int) -> tuple[TokenLogprob, ...] | None:
     if not rest:
         return None
     (rows,) = rest
     if len(rows) != num_tokens:
         raise ValueError(f"{len(rows)} logprobs with {num_tokens} token ids")
-    return tuple(_decode_logprob(row) for row in rows)
-
-
-def _decode_logprob(row: object) -> TokenLogprob:
-    numbers = list_of(row, object)
-    token_ids = list_of(numbers[0::2], int)
-    logprobs = [finite("logprob", number) for number in numbers[1::2]]
-    (own, *top) = zip(token_ids, logprobs, strict=True)
-    return TokenLogprob(own[0], own[1], tuple(top))
+    return read_scores(rows)
 
 
 def _decode_usage(counts: object) -> Usage | None:

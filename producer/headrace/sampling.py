@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from headrace.checks import (
+    MAX_INT,
+    check_boolean,
+    check_integer,
+    check_number,
+    check_texts,
+    check_tuple,
+    shown,
+)
 from headrace.errors import InvalidRequest
+from headrace.response_format import normal_response_format
 
 DEFAULT_MAX_TOKENS = 256
 MAX_N = 128
@@ -18,7 +27,8 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64 - 1
-MAX_INT = 2**31 - 1
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256  # characters
 
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
@@ -47,6 +57,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None  # token id → [-100, 100]
     min_tokens: int = 0  # no stop of any kind before this many
     ignore_eos: bool = False  # go on past end of sequence
+    include_stop: bool = False  # the text ends with the stop string that ended it
+    bad_words: tuple[str, ...] = ()  # texts that the output never holds
+    prompt_logprobs: int | None = None  # 0..20 most likely tokens beside each of the prompt
+    echo: bool = False  # the text begins with that of the prompt
+    response_format: Mapping[str, Any] | None = None  # the form that the answer must have
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -80,17 +95,9 @@ def _plain(value: Any) -> Any:
 
 def _normalise(params: SamplingParams) -> None:
     """Accept the spellings that the OpenAI API accepts: a lone stop string, lists, string keys."""
-    stop = params.stop
-    if stop is None:
-        _set(params, "stop", ())
-    elif isinstance(stop, str):
-        _set(params, "stop", (stop,))
-    elif isinstance(stop, list):
-        _set(params, "stop", tuple(stop))
-    if params.stop_token_ids is None:
-        _set(params, "stop_token_ids", ())
-    elif isinstance(params.stop_token_ids, list):
-        _set(params, "stop_token_ids", tuple(params.stop_token_ids))
+    for name in ("stop", "bad_words", "stop_token_ids"):
+        _set(params, name, _as_tuple(getattr(params, name)))
+    _set(params, "response_format", normal_response_format(params.response_format))
     if isinstance(params.logit_bias, Mapping):
         _set(params, "logit_bias", _normal_bias(params.logit_bias))
     # One spelling a value: 0 and 0.0 would otherwise make two payloads of one request.
@@ -103,6 +110,14 @@ def _normal_bias(bias: Mapping[Any, Any]) -> dict[Any, Any] | None:
     if all(type(key) is int for key in normal):
         normal = dict(sorted(normal.items()))
     return normal or None
+
+
+def _as_tuple(value: object) -> object:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_float(value: object) -> object:
@@ -119,72 +134,48 @@ def _token_id(key: object) -> object:
 
 def _check(params: SamplingParams) -> None:
     if params.max_tokens is not None:
-        _integer("max_tokens", params.max_tokens, 1, MAX_INT)
-    _number("temperature", params.temperature, 0.0, math.inf)
-    _number("top_p", params.top_p, 0.0, 1.0)
-    _integer("top_k", params.top_k, 0, MAX_INT)
-    _number("min_p", params.min_p, 0.0, 1.0)
+        check_integer("max_tokens", params.max_tokens, 1, MAX_INT)
+    check_number("temperature", params.temperature, 0.0, math.inf)
+    check_number("top_p", params.top_p, 0.0, 1.0)
+    check_integer("top_k", params.top_k, 0, MAX_INT)
+    check_number("min_p", params.min_p, 0.0, 1.0)
     if params.seed is not None:
-        _integer("seed", params.seed, 0, MAX_SEED)
-    _integer("n", params.n, 1, MAX_N)
-    if params.logprobs is not None:
-        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
-    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _number("repetition_penalty", params.repetition_penalty, math.ulp(0.0), 10.0)
-    _integer("min_tokens", params.min_tokens, 0, MAX_INT)
+        check_integer("seed", params.seed, 0, MAX_SEED)
+    check_integer("n", params.n, 1, MAX_N)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (wanted := getattr(params, name)) is not None:
+            check_integer(name, wanted, 0, MAX_LOGPROBS)
+    check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    check_number("repetition_penalty", params.repetition_penalty, math.ulp(0.0), 10.0)
+    check_integer("min_tokens", params.min_tokens, 0, MAX_INT)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest(
             f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}"
         )
-    if not isinstance(params.ignore_eos, bool):
-        raise InvalidRequest(f"ignore_eos must be true or false, not {params.ignore_eos!r}")
+    for name in ("ignore_eos", "include_stop", "echo"):
+        check_boolean(name, getattr(params, name))
     _check_stops(params)
     _check_bias(params.logit_bias)
 
 
 def _check_stops(params: SamplingParams) -> None:
-    _sequence("stop", params.stop, MAX_STOP_STRINGS)
-    for text in params.stop:
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise InvalidRequest(
-                f"stop must hold strings of 1..{MAX_STOP_LENGTH} characters, not {text!r}"
-            )
-    _sequence("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+    check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+    check_tuple("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     for token_id in params.stop_token_ids:
-        _integer("stop_token_ids", token_id, 0, MAX_INT)
+        check_integer("stop_token_ids", token_id, 0, MAX_INT)
 
 
 def _check_bias(bias: object) -> None:
     if bias is None:
         return
     if not isinstance(bias, Mapping):
-        raise InvalidRequest(f"logit_bias must map token ids to numbers, not {bias!r}")
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, not {shown(bias)}")
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(
             f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS} are taken"
         )
     for token_id, value in bias.items():
-        _integer("logit_bias token id", token_id, 0, MAX_INT)
-        _number(f"logit_bias[{token_id}]", value, -100.0, 100.0)
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be a whole number in [{low}, {high}], not {value!r}")
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
-    if not abs(value) <= sys.float_info.max:  # also true of NaN, and of integers beyond any float
-        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be in [{low:g}, {high:g}], not {value!r}")
-
-
-def _sequence(name: str, value: object, most: int) -> None:
-    if not isinstance(value, tuple):
-        raise InvalidRequest(f"{name} must be a list, not {value!r}")
-    if len(value) > most:
-        raise InvalidRequest(f"{name} has {len(value)} entries, at most {most} are taken")
+        check_integer("logit_bias token id", token_id, 0, MAX_INT)
+        check_number(f"logit_bias[{token_id}]", value, -100.0, 100.0)

@@ -16,10 +16,12 @@ from headrace.calls import Call, enqueue
 from headrace.errors import InvalidRequest, Overloaded, RequestConflict, RequestError
 from headrace.groups import member_id
 from headrace.keys import Keys, check_request_id, check_tenant
+from headrace.metadata import checked_metadata
 from headrace.options import Delivery, delivery_of, refuse_unknown, sampling_of
-from headrace.protocol import RequestMessage, check_metadata, decode_request, encode_request
+from headrace.protocol import RequestMessage, decode_request, encode_request
 from headrace.replies import EnqueueOutcome, EnqueueReply
 from headrace.sampling import DEFAULT_MAX_TOKENS, MAX_SEED, SamplingParams
+from headrace.template_options import normal_template_kwargs, normal_tools
 from headrace.types import Prompt
 
 BYTES_PER_TOKEN = 3
@@ -131,8 +133,10 @@ def _prepare(
         messages=_plain_messages(options.get("messages")),
         model=options.get("model"),
         metadata=metadata if not isinstance(metadata, Mapping) else dict(metadata),
+        tools=normal_tools(options.get("tools")),
+        chat_template_kwargs=normal_template_kwargs(options.get("chat_template_kwargs")),
     )
-    check_metadata(message.metadata)
+    checked_metadata(message.metadata)
     delivery = delivery_of(options, now_s)
     parts = tuple(
         _part(defaults, child, delivery, attached=attached) for child in _expand(message, sampling)
@@ -196,7 +200,8 @@ def _prompt_tokens(message: RequestMessage) -> int:
         return _text_tokens(message.prompt)
     if message.prompt is not None:
         return len(message.prompt)
-    return sum(TOKENS_PER_MESSAGE + _content_tokens(m) for m in message.messages or ())
+    said = sum(TOKENS_PER_MESSAGE + _content_tokens(m) for m in message.messages or ())
+    return said + _content_tokens(message.tools)
 
 
 def _content_tokens(value: object) -> int:

@@ -97,6 +97,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None
     choices: tuple[Completion, ...] = ()  # all n answers when n > 1, this one included
     metadata: dict[str, Any] = field(default_factory=dict)  # what the caller attached
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # one per token, first None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
+from headrace.metadata import MAX_METADATA_BYTES
 from headrace.packing import MAX_PAYLOAD_BYTES, MAX_PROMPT_TOKENS, pack
 from headrace.protocol import (
-    MAX_METADATA_BYTES,
     VERSION,
     ChunkMessage,
     RequestMessage,
