@@ -92,9 +92,11 @@ def test_an_answer_that_fills_the_pool_ends_with_length() -> None:
         request(1, [3, 64]),
         request(1, [3, -1]),
         request(1, [3], logit_bias=((999_999, 5.0),)),
+        request(1, [3], bad_words=((5,), (5, 64))),
+        request(1, [3], bad_words=((5,), ())),
         request(1, []),
     ],
-    ids=["beyond", "negative", "bias", "empty"],
+    ids=["beyond", "negative", "bias", "bad-word", "no-word", "empty"],
 )
 def test_a_token_outside_the_vocabulary_fails_its_request_only(command: AddSequence) -> None:
     """An impossible id never reaches the model (B21)."""

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from headrace_worker.engine.adjust import adjust_logits
 from headrace_worker.engine.messages import SampledToken, SequenceFailure
-from headrace_worker.engine.sampler import LOGPROB_FLOOR, sample
+from headrace_worker.engine.sampler import sample
+from headrace_worker.engine.scores import LOGPROB_FLOOR
 from headrace_worker.engine.sequence import Sequence
 from support.oracle import request
 
@@ -105,11 +107,60 @@ def test_a_stop_token_outside_the_vocabulary_is_ignored() -> None:
     assert next_token(make(stop_token_ids=(1, 999), min_tokens=2)).token_id == 2
 
 
-def test_min_tokens_that_leave_nothing_fail_the_request() -> None:
-    """When every token is a masked stop token there is no answer, and it is said so."""
-    seq = make(stop_token_ids=(0, 1, 2, 3, 4), min_tokens=2)
-    (result,) = sample(torch.tensor([LOGITS]), [seq])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"stop_token_ids": (0, 1, 2, 3, 4), "min_tokens": 2},
+        {"bad_words": ((0,), (1,), (2,), (3,), (4,))},
+        {"repetition_penalty": 1e-39},
+    ],
+)
+def test_a_request_that_leaves_nothing_to_choose_fails_by_its_own_fault(
+    sampling: dict[str, object],
+) -> None:
+    """When everything is masked, or a penalty overflows, it is not called a fault of the engine."""
+    (result,) = sample(torch.tensor([LOGITS]), [make([0, 1], **sampling)])
     assert isinstance(result, SequenceFailure)
+    assert result.code == "invalid_request"
+
+
+def test_a_mask_over_a_nan_does_not_hide_it() -> None:
+    """The row is the model's fault, whichever of its tokens the request had ruled out."""
+    (result,) = sample(torch.tensor([[1.0, math.nan, 2.0]]), [make(bad_words=((1,),))])
+    assert isinstance(result, SequenceFailure)
+    assert result.code == "engine_failure"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [([], 1), ([3], 2), ([2, 3], 3), ([3, 2, 3], 3), ([2, 3, 4], 1)],
+)
+def test_a_bad_word_is_masked_where_it_would_end(output: list[int], expected: int) -> None:
+    """Only the last token of a run is out, and only after the others: 3 1, and 2 3 2."""
+    seq = make([0], output, bad_words=((3, 1), (2, 3, 2)))
+    assert next_token(seq).token_id == expected
+
+
+def test_a_bad_word_of_one_token_is_always_masked() -> None:
+    """It needs no beginning; one outside the vocabulary is passed over."""
+    for output in ([], [1], [3, 3, 3]):
+        assert next_token(make([0], output, bad_words=((1,), (999,)))).token_id == 2
+
+
+def test_a_bad_word_that_began_in_the_prompt_is_none() -> None:
+    """Only the output must not hold it: the prompt's last token does not count."""
+    assert next_token(make([3], bad_words=((3, 1),))).token_id == 1
+    assert next_token(make([0], [3], bad_words=((3, 1),))).token_id == 2
+
+
+def test_bias_comes_before_the_penalty_and_masks_come_last() -> None:
+    """A biased logit is what the penalty divides, and no bias brings a masked token back."""
+    biased = make([1], logit_bias=((1, 2.0),), repetition_penalty=2.5)  # (4 + 2) / 2.5 < 3
+    assert next_token(biased).token_id == 2
+    masked = make(stop_token_ids=(4,), min_tokens=1, bad_words=((3,),))
+    rows = torch.tensor([LOGITS])
+    assert next_token(make(logit_bias=((3, 100.0),), bad_words=((3,),))).token_id == 1
+    assert adjust_logits(rows, [masked]).tolist() == [[1, 4, 3, -math.inf, -math.inf]]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -173,9 +224,29 @@ def test_rows_with_different_wishes_do_not_disturb_each_other() -> None:
         {"temperature": 0.8, "top_p": 0.7, "seed": 6, "logprobs": 2},
         {"temperature": 1.5, "top_k": 3, "repetition_penalty": 1.3},
         {"stop_token_ids": (1,), "min_tokens": 3},
+        {"bad_words": ((1, 1), (2,)), "frequency_penalty": 0.3, "logprobs": 4},
+        {"presence_penalty": 0.7, "repetition_penalty": 0.8, "logprobs": 0},
     ]
     seqs = [make([0, 2], [1], **wish) for wish in wishes]
     logits = torch.tensor([LOGITS] * len(seqs))
     together = sample(logits.clone(), seqs)
     assert together == [sample(logits[:1].clone(), [seq])[0] for seq in seqs]
     assert together == sample(logits, seqs[::-1])[::-1]
+
+
+def test_adjusting_leaves_the_models_own_logits_alone() -> None:
+    """They are still needed for log-probabilities, and nobody pays for a copy unasked."""
+    rows = torch.tensor([LOGITS, LOGITS])
+    adjusted = adjust_logits(rows, [make(), make(bad_words=((1,),))])
+    assert rows.tolist() == [LOGITS, LOGITS]
+    assert adjusted.tolist() == [LOGITS, [1.0, -math.inf, 3.0, 2.0, 0.0]]
+    assert adjust_logits(rows, [make(), make()]) is rows
+
+
+def test_logits_of_a_padded_vocabulary_are_adjusted_as_the_others() -> None:
+    """The rows may be a view of wider ones: neighbours in memory keep their values."""
+    wide = torch.tensor([[*LOGITS, 50.0, 60.0]] * 2)
+    asked = make([0, 6], [3, 6], repetition_penalty=2.0, bad_words=((1,), (6,)))
+    narrow = adjust_logits(wide[:, :5], [make(), asked])
+    assert narrow.tolist() == [LOGITS, [0.5, -math.inf, 3.0, 1.0, 0.0]]
+    assert wide[:, 5:].tolist() == [[50.0, 60.0]] * 2

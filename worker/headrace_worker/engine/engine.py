@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnlyList
+from itertools import chain
 from time import perf_counter
 from typing import Protocol
 
@@ -158,7 +159,11 @@ class Engine:
         self.scheduler.remove(self._sequences.pop(failure.seq_id), is_poisoned=True)
 
     def _refusal(self, seq: Sequence) -> SequenceFailure | None:
-        token_ids = [*seq.token_ids, *(token_id for token_id, _ in seq.sampling.logit_bias)]
+        spec = seq.sampling
+        if not all(spec.bad_words):
+            return SequenceFailure(seq.seq_id, "invalid_request", "a bad word has no tokens")
+        biased = (token_id for token_id, _ in spec.logit_bias)
+        token_ids = [*seq.token_ids, *biased, *chain.from_iterable(spec.bad_words)]
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < self._vocab_size:
                 message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"

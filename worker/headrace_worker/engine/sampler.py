@@ -1,4 +1,4 @@
-"""From logits to tokens: bias, penalties, min-tokens mask, temperature, filters, draw."""
+"""From logits to tokens: changes that requests ask for, the draw, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence as ReadOnlyList
 
 import torch
 
-from headrace_worker.engine.adjust import adjust_logits, needs_adjustment
+from headrace_worker.engine.adjust import adjust_logits
 from headrace_worker.engine.draw import Draw, draw_tokens, uniform
-from headrace_worker.engine.messages import SampledToken, SamplingSpec, SequenceFailure
+from headrace_worker.engine.messages import SampledToken, SamplingSpec, SequenceFailure, TokenScore
+from headrace_worker.engine.scores import MAX_ROWS, score_tokens
 from headrace_worker.engine.sequence import Sequence
 
 GREEDY_TEMPERATURE = 1e-3  # at or below it the most likely token is taken: dividing would overflow
-LOGPROB_FLOOR = -9999.0  # finite, because JSON knows no infinity
 
 
 def sample(
@@ -20,25 +20,20 @@ def sample(
     seqs: ReadOnlyList[Sequence],
 ) -> list[SampledToken | SequenceFailure]:
     """Choose the next token of each sequence; a row without a finite maximum fails alone."""
-    raw = logits
-    to_adjust = [row for row, seq in enumerate(seqs) if needs_adjustment(seq)]
-    if to_adjust:
-        logits = logits.clone()
-        for row in to_adjust:
-            adjust_logits(logits[row], seqs[row])
-    maxima, most_likely = logits.max(-1)
+    adjusted = adjust_logits(logits, seqs)
+    maxima, most_likely = adjusted.max(-1)
     tokens: list[int] = most_likely.tolist()
-    is_usable: list[bool] = torch.isfinite(maxima).tolist()
+    failures = _find_failures(logits, maxima, seqs)
     draws = {
         row: _draw(seq)
         for row, seq in enumerate(seqs)
-        if is_usable[row] and not is_greedy(seq.sampling)
+        if row not in failures and not is_greedy(seq.sampling)
     }
-    for row, token in draw_tokens(logits, draws).items():
+    for row, token in draw_tokens(adjusted, draws).items():
         tokens[row] = token
-    logprobs = _Logprobs(raw)
+    scores = _score(logits, tokens, {r: s for r, s in enumerate(seqs) if r not in failures})
     return [
-        logprobs.describe(row, seq, tokens[row]) if is_usable[row] else _unusable_row(seq)
+        failures.get(row) or _describe(seq, tokens[row], scores.get(row))
         for row, seq in enumerate(seqs)
     ]
 
@@ -48,29 +43,45 @@ def is_greedy(spec: SamplingSpec) -> bool:
     return spec.temperature <= GREEDY_TEMPERATURE or spec.top_k == 1 or spec.top_p <= 0
 
 
+def _find_failures(
+    logits: torch.Tensor, maxima: torch.Tensor, seqs: ReadOnlyList[Sequence]
+) -> dict[int, SequenceFailure]:
+    """Look at the rows of the model and at what the requests made of them."""
+    is_sound: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
+    has_choice: list[bool] = torch.isfinite(maxima).tolist()
+    failures = {}
+    for row, seq in enumerate(seqs):
+        if not is_sound[row]:
+            message = f"the logits of token {seq.num_tokens} have no finite maximum"
+            failures[row] = SequenceFailure(seq.seq_id, "engine_failure", message)
+        elif not has_choice[row]:
+            message = f"bias, penalties and masks leave no token to choose as {seq.num_tokens}"
+            failures[row] = SequenceFailure(seq.seq_id, "invalid_request", message)
+    return failures
+
+
 def _draw(seq: Sequence) -> Draw:
     spec = seq.sampling
     number = uniform(spec.seed, seq.num_tokens)
     return Draw(number, spec.temperature, spec.top_k, spec.top_p, spec.min_p)
 
 
-class _Logprobs:
-    """Log-probabilities of the model itself, before any adjustment, for the rows that ask."""
-
-    def __init__(self, raw: torch.Tensor) -> None:
-        self._raw = raw  # [num_rows, vocab]
-
-    def describe(self, row: int, seq: Sequence, token: int) -> SampledToken:
-        """Return the sampled token, with its own and the k best log-probabilities where wanted."""
-        k = seq.sampling.logprobs
-        if k is None:
-            return SampledToken(seq.seq_id, token)
-        logprobs = self._raw[row].log_softmax(-1).clamp(min=LOGPROB_FLOOR)
-        values, token_ids = logprobs.topk(min(k, logprobs.shape[0]))
-        best = tuple(zip(token_ids.tolist(), values.tolist(), strict=True))
-        return SampledToken(seq.seq_id, token, logprobs[token].item(), best)
+def _score(
+    logits: torch.Tensor, tokens: list[int], usable: dict[int, Sequence]
+) -> dict[int, TokenScore]:
+    """Score the chosen tokens of the rows that ask, some rows at a time."""
+    asked = {r: seq.sampling.logprobs for r, seq in usable.items()}
+    wanted = [(row, count) for row, count in asked.items() if count is not None]
+    scores: dict[int, TokenScore] = {}
+    for start in range(0, len(wanted), MAX_ROWS):
+        rows = [row for row, _ in wanted[start : start + MAX_ROWS]]
+        counts = [count for _, count in wanted[start : start + MAX_ROWS]]
+        scored = score_tokens(logits[rows], [tokens[row] for row in rows], counts)
+        scores.update(zip(rows, scored, strict=True))
+    return scores
 
 
-def _unusable_row(seq: Sequence) -> SequenceFailure:
-    message = f"the logits of token {seq.num_tokens} have no finite maximum"
-    return SequenceFailure(seq.seq_id, "engine_failure", message)
+def _describe(seq: Sequence, token: int, score: TokenScore | None) -> SampledToken:
+    if score is None:
+        return SampledToken(seq.seq_id, token)
+    return SampledToken(seq.seq_id, token, score.logprob, score.top_logprobs)

@@ -91,6 +91,10 @@ class Sequence:
         """What the scheduler has to run: 1 for a decode, more for a prefill."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    def ends_with(self, token_ids: list[int]) -> bool:
+        """Whether these are its last tokens; none always are."""
+        return self.token_ids[len(self.token_ids) - len(token_ids) :] == token_ids
+
     def remaining_output_tokens(self, max_model_len: int) -> int:
         """Most tokens it may still generate."""
         room = max_model_len - self.num_tokens
