@@ -67,17 +67,23 @@ def check_texts(name: str, values: object, most: int, longest: int) -> None:
 
 def plain_json(name: str, value: object, max_bytes: int) -> Any:
     """Return a copy of a JSON value; raises InvalidRequest for another, too big or too deep."""
-    plain = _copy(name, value, MAX_JSON_DEPTH)
+    plain = json_copy(name, value)
+    check_json_size(name, plain, max_bytes)
+    return plain
+
+
+def check_json_size(name: str, plain: object, max_bytes: int) -> None:
+    """Raise InvalidRequest unless the plain value has at most so many bytes as JSON."""
     try:
         size = len(json.dumps(plain, ensure_ascii=False).encode())
     except ValueError as error:  # a lone surrogate
         raise InvalidRequest(f"{name} cannot be encoded: {error}") from error
     if size > max_bytes:
         raise InvalidRequest(f"{name} has {size} bytes, at most {max_bytes} are taken")
-    return plain
 
 
-def _copy(name: str, value: object, left: int) -> Any:
+def json_copy(name: str, value: object, left: int = MAX_JSON_DEPTH) -> Any:
+    """Return a copy of a JSON value of at most ``left`` levels; raises InvalidRequest."""
     if isinstance(value, float):
         check_number(name, value, -sys.float_info.max, sys.float_info.max)
     if value is None or isinstance(value, bool | int | float | str):
@@ -88,7 +94,7 @@ def _copy(name: str, value: object, left: int) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InvalidRequest(f"{name} has the key {shown(key)}, which is not text")
-        return {key: _copy(name, item, left - 1) for key, item in value.items()}
+        return {key: json_copy(name, item, left - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_copy(name, item, left - 1) for item in value]
+        return [json_copy(name, item, left - 1) for item in value]
     raise InvalidRequest(f"{name} holds {shown(value)}, which JSON does not know")

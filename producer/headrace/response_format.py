@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.checks import check_texts, plain_json, shown
+from headrace.checks import check_json_size, check_texts, json_copy, shown
 from headrace.errors import InvalidRequest
 
 MAX_RESPONSE_FORMAT_BYTES = 64 * 1024  # as JSON
@@ -45,7 +45,7 @@ def normal_response_format(form: object) -> dict[str, Any] | None:
     if kind == "text":
         return None
     normal = {"type": kind} | {key: _VALUES[key](form.get(key)) for key in _KEYS_OF_TYPE[kind]}
-    plain_json("response_format", normal, MAX_RESPONSE_FORMAT_BYTES)
+    check_json_size("response_format", normal, MAX_RESPONSE_FORMAT_BYTES)
     return normal
 
 
@@ -60,7 +60,7 @@ def _schema(value: object) -> dict[str, Any]:
     schema = value.get("schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{name}.schema must be a map, not {shown(schema)}")
-    return {"schema": plain_json(f"{name}.schema", schema, MAX_RESPONSE_FORMAT_BYTES)}
+    return {"schema": json_copy(f"{name}.schema", schema)}
 
 
 def _regex(value: object) -> str:

@@ -121,7 +121,9 @@ def _as_tuple(value: object) -> object:
 
 
 def _as_float(value: object) -> object:
-    return float(value) if type(value) is int and abs(value) <= MAX_INT else value
+    if type(value) is int and abs(value) <= MAX_INT:
+        return float(value)
+    return value + 0.0 if type(value) is float else value  # -0.0 is 0.0, in other bytes
 
 
 def _set(params: SamplingParams, name: str, value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
+from headrace.packing import pack, unpack
 from headrace.sampling import MAX_LOGIT_BIAS, MAX_SEED, SamplingParams
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +41,14 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("stop", ["a"] * 16),
     ("stop_token_ids", [0, 2]),
     ("logit_bias", {5: -100, 6: 100.0}),
+    ("include_stop", True),
+    ("echo", True),
+    ("bad_words", None),
+    ("bad_words", "lone"),
+    ("bad_words", ["x" * 256] * 256),
+    ("prompt_logprobs", 0),
+    ("prompt_logprobs", 20),
+    ("response_format", {"type": "regex", "regex": "[0-9]+"}),
 ]
 
 REFUSED: list[tuple[str, Any]] = [
@@ -93,7 +103,34 @@ REFUSED: list[tuple[str, Any]] = [
     ("logit_bias", {"five": 1.0}),
     ("logit_bias", [(5, 1.0)]),
     ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
+    ("include_stop", 1),
+    ("include_stop", None),
+    ("echo", "true"),
+    ("bad_words", [""]),
+    ("bad_words", [7]),
+    ("bad_words", {"a": 1}),
+    ("bad_words", ["x" * 257]),
+    ("bad_words", ["x"] * 257),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("response_format", "json"),
+    ("response_format", {"type": "xml"}),
 ]
+
+NUMERIC = [
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
+    "prompt_logprobs",
+]
+
+
+def is_accepted(name: str, value: Any) -> bool:
+    """Whether an option takes a value."""
+    try:
+        SamplingParams(**{name: value})
+    except InvalidRequest:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(("name", "value"), ACCEPTED)
@@ -107,6 +144,32 @@ def test_values_outside_are_refused_by_name(name: str, value: Any) -> None:
     """A value out of range or of the wrong type raises InvalidRequest that names the option."""
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "0.7", True, False, [1], 1j])
+@pytest.mark.parametrize("name", NUMERIC)
+def test_no_number_is_taken_for_one(name: str, value: Any) -> None:
+    """NaN, Infinity, text and booleans are refused in every numeric option, by name."""
+    with pytest.raises(InvalidRequest, match=f"^{name} must be"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "0.7", True, None])
+def test_no_number_is_taken_for_one_in_a_list(value: Any) -> None:
+    """Token ids and biases are as strict as the options that hold one number."""
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        SamplingParams(logit_bias={5: value})
+    with pytest.raises(InvalidRequest, match="logit_bias token id"):
+        SamplingParams(logit_bias={value: 1.0})
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
+        SamplingParams(stop_token_ids=(value,))
+
+
+def test_the_list_of_numeric_options_is_complete() -> None:
+    """An option that takes the number 1 is one of those above."""
+    names = {f.name for f in dataclasses.fields(SamplingParams)}
+    takes = {name for name in names if is_accepted(name, 1)}
+    assert takes == set(NUMERIC)
 
 
 def test_refusal_quotes_the_value() -> None:
@@ -159,21 +222,104 @@ def test_unknown_options_are_refused(name: object) -> None:
         SamplingParams.from_wire({name: 1})
 
 
-@PATIENT
-@given(
-    st.builds(
-        SamplingParams,
-        max_tokens=st.none() | st.integers(64, 2**31 - 1),
-        temperature=st.floats(0, 5),
-        top_p=st.floats(0, 1),
-        top_k=st.integers(0, 1000),
-        stop=st.lists(st.text(min_size=1, max_size=9), max_size=4),
-        seed=st.none() | st.integers(0, MAX_SEED),
-        logit_bias=st.none() | st.dictionaries(st.integers(0, 9), st.floats(-100, 100), min_size=1),
-        min_tokens=st.integers(0, 64),
-        ignore_eos=st.booleans(),
-    )
+def test_negative_zero_is_zero() -> None:
+    """Options that are equal are one payload, to the last bit."""
+    assert pack(SamplingParams(temperature=-0.0).to_wire()) == pack({"temperature": 0.0})
+    bias = SamplingParams(logit_bias={5: -0.0, 6: 1}).to_wire()
+    assert pack(bias) == pack({"logit_bias": {5: 0.0, 6: 1.0}})
+
+
+def test_plain_text_as_a_response_format_is_none() -> None:
+    """Two ways to ask for no form are one payload."""
+    assert SamplingParams(response_format={"type": "text"}).to_wire() == {}
+
+
+_words = st.lists(st.text(min_size=1, max_size=9), max_size=4)
+_penalties = st.floats(-2, 2)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
 )
-def test_wire_keeps_every_option(params: SamplingParams) -> None:
-    """Options come back from the wire as they went."""
-    assert SamplingParams.from_wire(params.to_wire()) == params
+_forms = st.one_of(
+    st.none(),
+    st.just({"type": "json_object"}),
+    st.builds(
+        lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}},
+        st.dictionaries(st.text(max_size=5), _json, max_size=4),
+    ),
+    st.builds(lambda regex: {"type": "regex", "regex": regex}, st.text(min_size=1)),
+    st.builds(
+        lambda choice: {"type": "choice", "choice": choice},
+        st.lists(st.text(min_size=1), min_size=1, max_size=5),
+    ),
+)
+GOOD = {
+    "max_tokens": st.none() | st.integers(64, 2**31 - 1),
+    "temperature": st.floats(0, 5),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(0, 1000),
+    "min_p": st.floats(0, 1),
+    "stop": _words,
+    "stop_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=4),
+    "seed": st.none() | st.integers(0, MAX_SEED),
+    "n": st.integers(1, 128),
+    "logprobs": st.none() | st.integers(0, 20),
+    "presence_penalty": _penalties,
+    "frequency_penalty": _penalties,
+    "repetition_penalty": st.floats(0.1, 10),
+    "logit_bias": st.none() | st.dictionaries(st.integers(0, 9), st.floats(-100, 100)),
+    "min_tokens": st.integers(0, 64),
+    "ignore_eos": st.booleans(),
+    "include_stop": st.booleans(),
+    "bad_words": _words,
+    "prompt_logprobs": st.none() | st.integers(0, 20),
+    "echo": st.booleans(),
+    "response_format": _forms,
+}
+"""What is taken, for every option there is."""
+
+
+def test_the_properties_below_know_every_option() -> None:
+    """A new option cannot be forgotten."""
+    assert set(GOOD) == {f.name for f in dataclasses.fields(SamplingParams)}
+
+
+def through_the_wire(options: object) -> object:
+    """Return options as a worker reads them."""
+    return unpack(pack(options))
+
+
+@PATIENT
+@given(st.fixed_dictionaries({}, optional=GOOD))
+def test_wire_keeps_every_option(options: dict[str, Any]) -> None:
+    """Options come back from the wire as they went, and would go again in the same bytes."""
+    params = SamplingParams(**options)
+    back = SamplingParams.from_wire(through_the_wire(params.to_wire()))
+    assert back == params
+    assert pack(back.to_wire()) == pack(params.to_wire())
+
+
+_junk = st.one_of(
+    st.sampled_from([math.nan, math.inf, -math.inf, -1, 2**63, 10**400, "0.7", "", b"x", 1j]),
+    st.booleans() | st.none() | _json | st.floats() | st.sets(st.integers(), max_size=2),
+    st.dictionaries(st.integers() | st.text() | st.booleans(), _json | st.floats(), max_size=3),
+)
+
+
+def refusal_of(options: dict[str, Any]) -> str | None:
+    """Return why options are refused, None where they travel and come back as they went."""
+    try:
+        params = SamplingParams.from_wire(options)
+    except InvalidRequest as refusal:
+        return refusal.message
+    assert SamplingParams.from_wire(through_the_wire(params.to_wire())) == params
+    return None
+
+
+@PATIENT
+@given(st.sampled_from(sorted(GOOD)), _junk)
+def test_what_is_refused_never_travels(name: str, value: Any) -> None:
+    """Any value of any option is refused by the option's name, or comes back as it went."""
+    refusal = refusal_of({name: value})
+    assert refusal is None or name in refusal
