@@ -6,27 +6,54 @@ import pytest
 import torch
 from torch.nn import functional
 
-from headrace_worker.model.linear import Linear, can_pack, empty_linear
+from headrace_worker.model.linear import Linear, ProductShape, can_pack, empty_linear
+from headrace_worker.model.row_counts import RowCounts
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 7, 9, 15, 16, 17, 40])
-@pytest.mark.parametrize(("size_in", "size_out"), [(64, 128), (128, 64), (576, 960), (576, 3072)])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@DTYPES
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 128), (1536, 576), (576, 960), (576, 3072)])
 def test_a_row_does_not_depend_on_the_number_of_rows(
-    num_rows: int, size_in: int, size_out: int
+    size_in: int, size_out: int, dtype: torch.dtype
 ) -> None:
-    """Packed, a float32 row has the same bits in a batch of any size."""
+    """Packed, a row has the same bits in a batch of any size and at any place in it."""
     torch.manual_seed(0)
-    linear = Linear(torch.randn(size_out, size_in), torch.randn(size_out))
+    linear = Linear(torch.randn(size_out, size_in).to(dtype), torch.randn(size_out).to(dtype))
     linear.pack()
-    rows = torch.randn(64, size_in)
-    assert torch.equal(linear(rows[:num_rows]), linear(rows)[:num_rows])
+    rows = torch.randn(300, size_in).to(dtype)
+    whole = linear(rows)
+    for num_rows in (1, 2, 3, 5, 9, 16, 17, 31, 32, 33, 40, 63, 65, 100, 129, 256, 300):
+        assert torch.equal(linear(rows[:num_rows]), whole[:num_rows]), num_rows
+        assert torch.equal(linear(rows[-num_rows:]), whole[-num_rows:]), num_rows
+
+
+def test_a_neighbour_that_is_not_a_number_stays_alone() -> None:
+    """A row of NaN changes no bit of the rows beside it."""
+    torch.manual_seed(0)
+    linear = Linear(torch.randn(576, 576).bfloat16())
+    linear.pack()
+    rows = torch.randn(20, 576).bfloat16()
+    sick = rows.clone()
+    sick[7] = float("nan")
+    healthy = [row for row in range(20) if row != 7]
+    assert torch.equal(linear(sick)[healthy], linear(rows)[healthy])
+
+
+def test_equal_shapes_share_what_is_known_of_them() -> None:
+    """Thirty layers are tried out once, not thirty times."""
+    known: dict[ProductShape, RowCounts] = {}
+    for size_out in (12, 12, 16):
+        Linear(torch.randn(size_out, 8)).pack(known=known)
+    assert len(known) == 2
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@DTYPES
 def test_it_computes_what_torch_does(dtype: torch.dtype, has_bias: bool, is_packed: bool) -> None:
     """Packed or not, with or without bias, the result is torch's in shape, dtype and value."""
     weight, x = torch.randn(12, 8).to(dtype), torch.randn(3, 8).to(dtype)

@@ -7,46 +7,67 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-# oneDNN takes another path, with other rounding, for a lone float32 row. With a second row beside
-# it, a row's result has the same bits in a batch of any size.
-_MIN_FLOAT32_ROWS = 2
+from headrace_worker.model.row_counts import RowCounts, multiply_padded
+
+# [out_features, in_features], number format, whether there is a bias
+ProductShape = tuple[int, int, torch.dtype, bool]
 
 
 class Linear:
-    """``x @ weight.T + bias`` for packed rows ``[num_tokens, in_features]``."""
+    """``x @ weight.T + bias`` for packed rows ``[num_tokens, in_features]``.
 
-    __slots__ = ("_packed", "bias", "weight")
+    Packed, a row's result has the same bits whatever rows share the call.
+    """
+
+    __slots__ = ("_packed", "_row_counts", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight  # [out_features, in_features]; gone once packed
         self.bias = bias  # [out_features]
         self._packed: torch.Tensor | None = None  # the weight in oneDNN's own layout
+        self._row_counts: RowCounts | None = None  # set together with _packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[num_tokens, out_features]``."""
-        if self._packed is None:
+        if self._row_counts is None:
             return functional.linear(x, self.weight, self.bias)
-        num_missing = _MIN_FLOAT32_ROWS - x.shape[0]
-        if num_missing > 0 and x.dtype is torch.float32:
-            padded = functional.pad(x, (0, 0, 0, num_missing))
-            return multiply_packed(padded, self._packed, self.bias)[: x.shape[0]]
-        return multiply_packed(x, self._packed, self.bias)
+        parts = self._row_counts.parts(x.shape[0])
+        if len(parts) == 1:
+            return multiply_padded(self._multiply, x, parts[0].num_padded_rows)
+        start, products = 0, []
+        for part in parts:
+            rows = x[start : start + part.num_rows]
+            products.append(multiply_padded(self._multiply, rows, part.num_padded_rows))
+            start += part.num_rows
+        return torch.cat(products)
 
     @property
     def is_packed(self) -> bool:
         """Whether oneDNN has the weight in its own layout."""
         return self._packed is not None
 
-    def pack(self, *, keep_weight: bool = False) -> None:
+    def pack(
+        self, *, keep_weight: bool = False, known: dict[ProductShape, RowCounts] | None = None
+    ) -> None:
         """Copy the filled weight into oneDNN's layout, where this CPU and torch have one.
 
-        The weight itself is dropped then, unless ``keep_weight``.
+        The weight itself is dropped then, unless ``keep_weight``. Projections that are given the
+        same ``known`` share what is found out about their shapes.
         """
         if self.weight.device.type != "cpu" or not can_pack(self.weight.dtype):
             return
-        self._packed = pack_weight(self.weight)
+        packed = self._packed = pack_weight(self.weight)
+        # Probed with a bias of zeros: a real one would drown what tells two kernels apart.
+        zeros = None if self.bias is None else torch.zeros_like(self.bias)
+        shape = (*self.weight.shape, self.weight.dtype, self.bias is not None)
+        counts = RowCounts(lambda x: multiply_packed(x, packed, zeros), self.weight)
+        self._row_counts = counts if known is None else known.setdefault(shape, counts)
         if not keep_weight:
             del self.weight
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._packed is not None
+        return multiply_packed(x, self._packed, self.bias)
 
 
 @cache
