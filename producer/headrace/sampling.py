@@ -83,7 +83,7 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for name in options:
             if name not in known:
-                raise InvalidRequest(f"unknown sampling option {name!r}")
+                raise InvalidRequest(f"unknown sampling option {shown(name)}")
         return cls(**options)
 
 

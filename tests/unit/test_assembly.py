@@ -53,6 +53,15 @@ def test_chunks_are_passed_on_as_they_came() -> None:
     assert [p.logprob for p in log.completion().logprobs or ()] == [0.0, -1.0, -2.0]
 
 
+def test_logprobs_of_the_prompt_come_with_the_end() -> None:
+    """They are in the terminal entry, so a reader that came late has all of them, too."""
+    scores = (None, TokenLogprob(7, -0.5, ((3, -0.25),)))
+    log, _ = read([chunk_entry(1, 2), end_entry(2, prompt_logprobs=scores)], after=1)
+    assert log.completion().prompt_logprobs == scores
+    log, _ = read([end_entry(0)])
+    assert log.completion().prompt_logprobs is None
+
+
 def test_duplicate_is_dropped() -> None:
     """An entry that was read before adds nothing."""
     _, chunks = read([chunk_entry(0, 2), chunk_entry(0, 2), chunk_entry(0, 1), chunk_entry(2, 3)])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
 from headrace.packing import (
+    LOG_ENTRY,
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_MAP_ENTRIES,
@@ -91,6 +92,14 @@ def test_longest_prompt_is_decodable() -> None:
     assert len(unpack(pack([50_000] * MAX_PROMPT_TOKENS))) == MAX_PROMPT_TOKENS
 
 
+def test_longest_prompt_has_room_for_its_logprobs() -> None:
+    """What a worker writes may hold an array a token, which a request may not."""
+    rows = _array(MAX_PROMPT_TOKENS, b"\x90" * MAX_PROMPT_TOKENS)
+    assert len(unpack(rows, LOG_ENTRY)) == MAX_PROMPT_TOKENS
+    with pytest.raises(InvalidRequest, match="arrays and maps"):
+        unpack(rows)
+
+
 def test_deepest_value_is_decodable() -> None:
     """Nesting as deep as the limit is taken; one level more is not."""
     assert unpack(_nested(MAX_DEPTH - 1))
@@ -114,10 +123,11 @@ _values = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 _fields = ["v", "id", "t", "s", "p", "m", "model", "meta", "reason", "text", "usage", "times"]
+_newer = ["tools", "tmpl", "plp"]
 
 
 @PATIENT
-@given(st.dictionaries(st.sampled_from([*_fields, "code", "error", "worker"]), _values))
+@given(st.dictionaries(st.sampled_from([*_fields, *_newer, "code", "error", "worker"]), _values))
 def test_no_fields_raise_anything_else(body: dict[str, object]) -> None:
     """Well-formed msgpack with values of any type in any field raises documented errors only."""
     for version in ({}, {"v": 1}):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.checks import MAX_JSON_DEPTH
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
 from headrace.metadata import MAX_METADATA_BYTES
 from headrace.packing import MAX_PAYLOAD_BYTES, MAX_PROMPT_TOKENS, pack
@@ -25,6 +26,7 @@ from headrace.protocol import (
     encode_terminal,
 )
 from headrace.sampling import SamplingParams
+from headrace.scores import MAX_PROMPT_SCORES, check_num_scores
 from headrace.types import FinishReason, Timings, TokenLogprob, Usage
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,6 +50,15 @@ _prompts = st.text(min_size=1, max_size=50) | st.lists(
         model=st.none() | st.text(max_size=9),
         metadata=_json,
     )
+    | st.builds(
+        RequestMessage,
+        request_id=_names,
+        tenant=_names,
+        sampling=st.just(SamplingParams(echo=True)),
+        messages=st.just(({"role": "user", "content": "Hi"},)),
+        tools=st.lists(_json.filter(bool), max_size=3).map(tuple),
+        chat_template_kwargs=st.dictionaries(st.sampled_from(["a", "b"]), _json),
+    )
 )
 def test_every_request_comes_back(message: RequestMessage) -> None:
     """Decoding what was encoded gives an equal request."""
@@ -55,6 +66,7 @@ def test_every_request_comes_back(message: RequestMessage) -> None:
 
 
 _pairs = st.tuples(st.integers(0, 2**31), st.floats(-50, 0))
+_scores = st.builds(lambda own, top: TokenLogprob(*own, tuple(top)), _pairs, st.lists(_pairs))
 
 
 @PATIENT
@@ -78,6 +90,7 @@ def test_every_chunk_comes_back(tokens: list[Any]) -> None:
         usage=st.builds(Usage, *[st.integers(0, 9999)] * 3),
         timings=st.builds(Timings, *[st.floats(0, 99)] * 4),
         worker_id=st.none() | _names,
+        prompt_logprobs=st.none() | st.lists(_scores).map(lambda scores: (None, *scores)),
     )
 )
 def test_every_terminal_comes_back(message: TerminalMessage) -> None:
@@ -116,6 +129,19 @@ BAD_REQUESTS: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"model": 5}, ErrorCode.INVALID_REQUEST, "model"),
     ({"meta": [1]}, ErrorCode.INVALID_REQUEST, "metadata"),
     ({"meta": {5: 1}}, ErrorCode.INVALID_REQUEST, "5"),
+    ({"nice": 1}, ErrorCode.INVALID_REQUEST, "unknown request field 'nice'"),
+    ({5: 1}, ErrorCode.INVALID_REQUEST, "unknown request field 5"),
+    ({"s": {"nice": 1}}, ErrorCode.INVALID_REQUEST, "unknown sampling option 'nice'"),
+    ({"tools": [{"x": 1}]}, ErrorCode.INVALID_REQUEST, "tools needs messages"),
+    ({"tmpl": {"x": 1}}, ErrorCode.INVALID_REQUEST, "chat_template_kwargs needs messages"),
+    ({"tools": ["f"]}, ErrorCode.INVALID_REQUEST, "a tool must be a map, not 'f'"),
+    ({"tmpl": {"tools": 1}}, ErrorCode.INVALID_REQUEST, "must not set 'tools'"),
+    ({"tmpl": {"x": math.nan}}, ErrorCode.INVALID_REQUEST, "nan"),
+    (
+        {"p": [1] * 20_000, "s": {"prompt_logprobs": 20}},
+        ErrorCode.INVALID_REQUEST,
+        "prompt_logprobs 20 over 20000 prompt tokens are 420000 values",
+    ),
     ({"meta": {"x": "y" * MAX_METADATA_BYTES}}, ErrorCode.INVALID_REQUEST, "metadata has"),
 ]
 
@@ -204,6 +230,12 @@ BAD_TERMINALS: list[dict[str, Any]] = [
     {"times": [None, None, None, 1]},
     {"worker": 5},
     {"reason": "error", "code": "lost", "error": 5},
+    {"plp": 5},
+    {"plp": []},
+    {"plp": [[1, -0.5]]},
+    {"plp": [None, None]},
+    {"plp": [None, [1]]},
+    {"plp": [None, [1, math.nan]]},
 ]
 
 
@@ -212,3 +244,33 @@ def test_bad_terminal_is_a_protocol_error(change: dict[str, Any]) -> None:
     """A terminal entry with a missing or mistyped part raises ProtocolError."""
     with pytest.raises(ProtocolError, match="unreadable terminal"):
         decode_terminal(pack({"v": VERSION, "reason": "stop"} | change))
+
+
+@pytest.mark.parametrize("num_top", [4, 20])
+def test_logprobs_of_a_long_prompt_fit_the_terminal_entry(num_top: int) -> None:
+    """The most logprobs that a request may ask for are written and read again."""
+    score = TokenLogprob(2**31 - 1, -0.123, ((2**31 - 1, -0.123),) * num_top)
+    num_tokens = MAX_PROMPT_SCORES // (num_top + 1)
+    check_num_scores(num_tokens, num_top)
+    scores = (None, *[score] * (num_tokens - 1))
+    data = encode_terminal(TerminalMessage(FinishReason.STOP, prompt_logprobs=scores))
+    back = decode_terminal(data).prompt_logprobs
+    assert back is not None
+    assert (len(back), back[-1]) == (num_tokens, score)
+
+
+def test_too_many_logprobs_of_a_prompt_are_refused() -> None:
+    """What no terminal entry could carry is refused before it is computed."""
+    check_num_scores(10**9, None)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_PROMPT_SCORES}"):
+        check_num_scores(MAX_PROMPT_SCORES + 1, 0)
+
+
+def test_a_schema_as_deep_as_is_taken_travels() -> None:
+    """The depth of the option and that of the wire agree."""
+    schema: dict[str, Any] = {}
+    for _ in range(MAX_JSON_DEPTH - 1):
+        schema = {"not": schema}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    message = RequestMessage("r", "t", SamplingParams(response_format=form), prompt="x")
+    assert decode_request(encode_request(message)) == message

@@ -38,6 +38,20 @@ GOLDEN_REQUESTS = {
         model="smollm2",
         metadata={"trace": "t1"},
     ),
+    "TOOLS": RequestMessage(
+        "r",
+        "t",
+        SamplingParams(
+            include_stop=True,
+            bad_words=("no",),
+            prompt_logprobs=0,
+            echo=True,
+            response_format={"type": "choice", "choice": ["a", "b"]},
+        ),
+        messages=({"role": "user", "content": "Hi"},),
+        tools=({"type": "function"},),
+        chat_template_kwargs={"x": False},
+    ),
 }
 GOLDEN_CHUNKS = {
     "PLAIN": ChunkMessage((10, 49151), ("", "é")),
@@ -55,6 +69,9 @@ GOLDEN_TERMINALS = {
         FinishReason.ERROR, error_code=ErrorCode.UNKNOWN_MODEL, error_message="no 'x'"
     ),
     "CANCELLED": TerminalMessage(FinishReason.CANCELLED, error_code=ErrorCode.CANCELLED),
+    "PROMPT": TerminalMessage(
+        FinishReason.STOP, prompt_logprobs=(None, TokenLogprob(5, -0.5, ((9, -0.25),)))
+    ),
 }
 HEX = {
     "TEXT": "85a17601a26964a86f726465722d3432a174a461636d65a170a24869a17381a47365656407",
@@ -65,6 +82,12 @@ HEX = {
         "7265cb3fe0000000000000a473746f7091a10aae73746f705f746f6b656e5f6964739102aa6c6f67"
         "69745f626961738105cbc059000000000000aa69676e6f72655f656f73c3a56d6f64656ca7736d6f"
         "6c6c6d32a46d65746181a57472616365a27431"
+    ),
+    "TOOLS": (
+        "87a17601a26964a172a174a174a16d9182a4726f6c65a475736572a7636f6e74656e74a24869a17385ac"
+        "696e636c7564655f73746f70c3a96261645f776f72647391a26e6faf70726f6d70745f6c6f6770726f62"
+        "7300a46563686fc3af726573706f6e73655f666f726d617482a474797065a663686f696365a663686f69"
+        "636592a161a162a5746f6f6c739181a474797065a866756e6374696f6ea4746d706c81a178c2"
     ),
     "PLAIN": "92920acdbfff92a0a2c3a9",
     "LOGPROBS": "93910591a161919605cbbfe000000000000005cbbfe000000000000009cbbff4000000000000",
@@ -78,6 +101,9 @@ HEX = {
     ),
     "CANCELLED": (
         "84a17601a6726561736f6ea963616e63656c6c6564a4636f6465a963616e63656c6c6564a56572726f72a0"
+    ),
+    "PROMPT": (
+        "83a17601a6726561736f6ea473746f70a3706c7092c09405cbbfe000000000000009cbbfd0000000000000"
     ),
 }
 

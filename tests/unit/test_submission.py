@@ -21,6 +21,8 @@ from headrace.types import RequestState
 NOW_S = 1_700_000_000.0
 DEFAULTS = Defaults(Keys("q"), "default", 3_600_000, None)
 
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "d" * 300}}
+
 
 def submission(prompt: Any = "Hi", **options: Any) -> Submission:
     """Prepare a request."""
@@ -85,6 +87,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {1: 2}}, "key of metadata"),
     ({"metadata": {"x": object()}}, "metadata cannot be encoded"),
     ({"metadata": {"x": "y" * 20_000}}, "metadata has"),
+    ({"tools": [TOOL]}, "tools needs messages"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs needs messages"),
+    ({"tools": "f"}, "tools must be a list"),
+    ({"chat_template_kwargs": {"messages": []}}, "must not set 'messages'"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"prompt": [1] * 20_000, "prompt_logprobs": 20}, "prompt_logprobs 20 over 20000"),
     ({"max_token": 5}, "did you mean 'max_tokens'"),
     ({"flavour": 5}, "unknown option 'flavour'"),
 ]
@@ -184,3 +192,22 @@ def test_answers_to_enqueue_become_errors() -> None:
     assert (full.retry_after, full.request_id) == (2.5, "r1")
     for outcome in (EnqueueOutcome.OK, EnqueueOutcome.DUPLICATE):
         assert refusal(EnqueueReply(outcome, RequestState.QUEUED), "r1") is None
+
+
+def test_tools_and_variables_travel_with_a_chat() -> None:
+    """What the template needs is in the payload; nothing asked for is nothing sent."""
+    chat = [{"role": "user", "content": "Hi"}]
+    sent = message(None, messages=chat, tools=(TOOL,), chat_template_kwargs={"x": [1]})
+    assert (sent.tools, sent.chat_template_kwargs) == ((TOOL,), {"x": [1]})
+    bare = message(None, messages=chat, tools=None, chat_template_kwargs=None, request_id="r")
+    assert bare == message(None, messages=chat, tools=[], chat_template_kwargs={}, request_id="r")
+    assert (bare.tools, bare.chat_template_kwargs) == ((), {})
+
+
+def test_tools_cost_tokens() -> None:
+    """The template writes the tools into the prompt, so they are part of its estimate."""
+    chat = [{"role": "user", "content": "Hi"}]
+    with_tools = message(None, messages=chat, tools=[TOOL], max_tokens=1)
+    assert estimate_cost(with_tools) > 100 + estimate_cost(
+        message(None, messages=chat, max_tokens=1)
+    )
