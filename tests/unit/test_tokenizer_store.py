@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import ConfigurationError
 from headrace.folders import models_folder
 from headrace_worker.serving import tokenizer_store
+from headrace_worker.serving.chat import Chat
 from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE, Tokenizer
 from headrace_worker.serving.tokenizer_export import load_reference, main
 from headrace_worker.serving.tokenizer_store import fingerprint, load_tokenizer
@@ -48,8 +49,20 @@ def test_an_export_is_what_transformers_makes(model: Path, tmp_path: Path) -> No
     for text in TEXTS:
         assert list(tokenizer.encode(text)) == reference.encode(text)
     chat = reference.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
-    assert list(tokenizer.encode_chat([USER])) == chat
+    assert list(tokenizer.encode_chat(Chat([USER]))) == chat
     assert tokenizer.eos_token_ids == {1, 5, 9}
+
+
+def test_a_template_for_tools_is_exported_beside_the_other(model: Path, tmp_path: Path) -> None:
+    """Of a model with several templates, chats with tools take the one called tool_use."""
+    (folder := model / "additional_chat_templates").mkdir()
+    (model / "chat_template.jinja").write_text("plain")
+    (folder / "tool_use.jinja").write_text("{{ tools[0].name }}")
+    (made := tmp_path / "made").mkdir()
+    assert main([str(model), str(made)]) == 0
+    tokenizer = Tokenizer.from_folder(made)
+    chats = [Chat([USER]), Chat([USER], tools=[{"name": "look_up"}])]
+    assert [tokenizer.render_chat(chat) for chat in chats] == ["plain", "look_up"]
 
 
 def test_an_export_is_made_once(
@@ -110,9 +123,10 @@ def test_a_worker_loads_its_tokenizer_without_torch(model: Path, tmp_path: Path)
     """A fresh interpreter that loads, encodes and renders has not imported torch."""
     script = (
         "import sys; from pathlib import Path;"
+        "from headrace_worker.serving.chat import Chat;"
         "from headrace_worker.serving.tokenizer_store import load_tokenizer;"
         f"t = load_tokenizer(Path({str(model)!r}), Path({str(tmp_path / 'cache')!r}));"
-        "t.encode('Hello'); t.encode_chat([{'role': 'user', 'content': 'Hi'}]);"
+        "t.encode('Hello'); t.encode_chat(Chat([{'role': 'user', 'content': 'Hi'}]));"
         "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run(
@@ -135,7 +149,7 @@ def test_the_demo_model_s_ids_are_those_of_transformers(demo: tuple[Tokenizer, A
     for text in (*TEXTS, "def f(x):\n    return x ** 2\n", "<|im_start|>user\n1234567"):
         assert list(tokenizer.encode(text)) == reference.encode(text)
     chat = reference.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
-    assert list(tokenizer.encode_chat([USER])) == chat
+    assert list(tokenizer.encode_chat(Chat([USER]))) == chat
 
 
 @pytest.mark.model

@@ -6,7 +6,8 @@ beginning of a stop string::
 
     ids ─▶ bytes ─▶ characters (incomplete ones wait) ─▶ stop strings (beginnings wait) ─▶ text
 
-All pieces and the tail joined are the text of all tokens. One thread owns a detokenizer.
+All pieces and the tail joined are the text of all tokens. An echo of the prompt goes before the
+first piece, past the stop strings. One thread owns a detokenizer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Piece:
     """What one token added."""
 
     text: str  # may be empty
-    stopped: bool  # a stop string is complete: the output is over, and ``text`` ends before it
+    stopped: bool  # a stop string is complete: the output is over, and ``text`` ends there
 
 
 class Detokenizer:
@@ -34,11 +35,15 @@ class Detokenizer:
         token_bytes: Callable[[int], bytes],  # empty for special tokens
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
+        *,
+        include_stop: bool = False,
+        echo: str = "",
     ) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._scanner = StopScanner(stop)
+        self._scanner = StopScanner(stop, include_stop=include_stop)
         self._min_tokens = min_tokens  # no stop string counts that ends before this many tokens
+        self._echo = echo  # text of the prompt, until the first token has taken it along
         self._num_tokens = 0
         self._stopped = False
 
@@ -60,7 +65,8 @@ class Detokenizer:
         text = self._decoder.decode(self._token_bytes(token_id))
         scan = self._scanner.feed(text, may_stop=self._num_tokens >= self._min_tokens)
         self._stopped = scan.matched
-        return Piece(scan.text, scan.matched)
+        echo, self._echo = self._echo, ""
+        return Piece(echo + scan.text, scan.matched)
 
     def finish(self) -> str:
         """Return the tail that was held back; empty after a stop, and when asked again."""

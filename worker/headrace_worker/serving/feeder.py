@@ -14,16 +14,15 @@ from functools import partial
 
 from headrace.errors import EngineFailure, ErrorCode, ProtocolError, RequestError, TransportError
 from headrace.protocol import ChunkMessage
-from headrace.types import FinishReason
 from headrace_worker.backoff import redis_backoff
-from headrace_worker.engine.messages import AddSequence, EngineReady
+from headrace_worker.engine.messages import AddSequence, EngineReady, SamplingSpec
 from headrace_worker.serving.capacity import Capacity
 from headrace_worker.serving.intake import Intake, PreparedRequest
 from headrace_worker.serving.ledger import Ledger
 from headrace_worker.serving.outbox import from_chunks
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
-from headrace_worker.serving.request import LENGTH_REACHED, STOPPED, End, InFlight, Phase
+from headrace_worker.serving.request import End, InFlight, Phase
 
 
 class Feeder:
@@ -62,9 +61,10 @@ class Feeder:
             return
         if request.phase is not Phase.CLAIMED:  # lost, released or over its deadline meanwhile
             return
-        if (reason := prepared.finish_reason) is not None:
+        if prepared.finish_reason is not None and not prepared.needs_scores:
             request.prepared = prepared
-            self._ledger.end(request, STOPPED if reason is FinishReason.STOP else LENGTH_REACHED)
+            assert request.decided_end is not None
+            self._ledger.end(request, request.decided_end)
             return
         if self._capacity.is_open:
             self._start(request, prepared)
@@ -78,16 +78,7 @@ class Feeder:
     def _start(self, request: InFlight, prepared: PreparedRequest) -> None:
         seq_id = self._ledger.start(request, prepared)
         self._capacity.sequence_sent(request.grant.cost)
-        self._send(
-            AddSequence(
-                seq_id=seq_id,
-                token_ids=prepared.prompt_token_ids + prepared.output_token_ids,
-                num_prompt_tokens=len(prepared.prompt_token_ids),
-                sampling=prepared.sampling,
-                priority=request.grant.priority,
-                salt=prepared.salt,
-            )
-        )
+        self._send(_command(seq_id, request, prepared))
 
     async def _hand_back(self, request: InFlight) -> None:
         with suppress(TransportError):  # then its lease runs out
@@ -136,6 +127,22 @@ class Feeder:
         except Exception as error:  # one payload that trips a library must not take its neighbours
             self._report.tripped(request, error)
             raise EngineFailure(f"preparing it raised {type(error).__name__}") from error
+
+
+def _command(seq_id: int, request: InFlight, prepared: PreparedRequest) -> AddSequence:
+    if prepared.finish_reason is None:
+        output, sampling = prepared.output_token_ids, prepared.sampling
+    else:  # the output is complete, and was another worker's: only the prompt is computed again
+        wanted = prepared.sampling.prompt_logprobs
+        output, sampling = (), SamplingSpec(max_tokens=1, seed=0, prompt_logprobs=wanted)
+    return AddSequence(
+        seq_id=seq_id,
+        token_ids=prepared.prompt_token_ids + output,
+        num_prompt_tokens=len(prepared.prompt_token_ids),
+        sampling=sampling,
+        priority=request.grant.priority,
+        salt=prepared.salt,
+    )
 
 
 def _lost(request: InFlight, why: str) -> RequestError:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from headrace.errors import ErrorCode, InvalidRequest, UnknownModel
 from headrace.protocol import ChunkMessage, RequestMessage, decode_request
+from headrace.scores import check_num_scores
 from headrace.types import FinishReason
 from headrace_worker.engine.messages import EngineReady, SamplingSpec
+from headrace_worker.serving.chat import Chat
 from headrace_worker.serving.detokenizer import Detokenizer
+from headrace_worker.serving.resolve import check_vocabulary, resolve_sampling
 from headrace_worker.serving.tokenizer import Tokenizer
+
+MAX_ECHO_BYTES = 1024 * 1024  # half of what an entry of the token log may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,17 @@ class PreparedRequest:
     salt: bytes  # prefix-cache domain of the tenant
     detokenizer: Detokenizer  # has taken the output tokens above
     finish_reason: FinishReason | None = None  # set when the emitted tokens already end the request
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the engine has to compute the prompt for its logprobs."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_token_ids) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: tuple[int, ...]
+    text: str | None  # as given, or as its template made it; None where only ids were given
 
 
 class Intake:
@@ -54,18 +70,17 @@ class Intake:
         message = decode_request(payload)
         self._check_identity(message, tenant, request_id)
         self._check_model(message)
-        prompt = self._tokenize(message)
-        self._check_length(len(prompt))
-        sampling = self._resolve(message, len(prompt))
+        prompt = self._read_prompt(message)
+        self._check_length(len(prompt.token_ids))
+        check_num_scores(len(prompt.token_ids), message.sampling.prompt_logprobs)
+        sampling = resolve_sampling(message, len(prompt.token_ids), self._tokenizer, self._ready)
         output = tuple(token_id for chunk in emitted for token_id in chunk.token_ids)
-        detokenizer = Detokenizer(
-            self._tokenizer.token_bytes, message.sampling.stop, message.sampling.min_tokens
-        )
+        detokenizer = self._make_detokenizer(message, prompt)
         for token_id in output:
             detokenizer.append(token_id)
         return PreparedRequest(
             message=message,
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt.token_ids,
             output_token_ids=output,
             sampling=sampling,
             salt=tenant_salt(tenant),
@@ -88,25 +103,41 @@ class Intake:
                 f" {self._served_model_name!r}"
             )
 
-    def _tokenize(self, message: RequestMessage) -> tuple[int, ...]:
-        if message.messages is not None:
-            prompt = self._tokenizer.encode_chat(message.messages)
-        elif isinstance(message.prompt, str):
-            prompt = self._tokenizer.encode(message.prompt)
-        else:
-            prompt = message.prompt or ()
-        if not prompt:
+    def _read_prompt(self, message: RequestMessage) -> _Prompt:
+        prompt = self._tokenize(message)
+        if not prompt.token_ids:
             raise InvalidRequest("the prompt has no tokens")
-        self._check_vocabulary("the prompt", prompt)
+        check_vocabulary("the prompt", prompt.token_ids, self._ready)
         return prompt
 
-    def _check_vocabulary(self, where: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if token_id >= self._ready.vocab_size:
-                raise InvalidRequest(
-                    f"{where} holds token id {token_id}, outside the vocabulary of"
-                    f" {self._ready.vocab_size}"
-                )
+    def _tokenize(self, message: RequestMessage) -> _Prompt:
+        if message.messages is not None:
+            chat = Chat(message.messages, message.tools, message.chat_template_kwargs)
+            text = self._tokenizer.render_chat(chat)
+            return _Prompt(self._tokenizer.encode_plain(text), text)
+        if isinstance(message.prompt, str):
+            return _Prompt(self._tokenizer.encode(message.prompt), message.prompt)
+        return _Prompt(message.prompt or (), None)
+
+    def _make_detokenizer(self, message: RequestMessage, prompt: _Prompt) -> Detokenizer:
+        params = message.sampling
+        return Detokenizer(
+            self._tokenizer.token_bytes,
+            params.stop,
+            params.min_tokens,
+            include_stop=params.include_stop,
+            echo=self._echo(prompt) if params.echo else "",
+        )
+
+    def _echo(self, prompt: _Prompt) -> str:
+        """Return the prompt's text; it has to travel with the first token."""
+        text = self._tokenizer.show(prompt.token_ids) if prompt.text is None else prompt.text
+        num_bytes = len(text.encode())
+        if num_bytes > MAX_ECHO_BYTES:
+            raise InvalidRequest(
+                f"echo of a prompt of {num_bytes} bytes, at most {MAX_ECHO_BYTES} are taken"
+            )
+        return text
 
     def _check_length(self, num_prompt_tokens: int) -> None:
         """Refuse what can never run: output needs room for one token at least."""
@@ -124,44 +155,10 @@ class Intake:
                 code=ErrorCode.KV_CAPACITY_EXCEEDED,
             )
 
-    def _resolve(self, message: RequestMessage, num_prompt_tokens: int) -> SamplingSpec:
-        """Resolve every default; the engine gets numbers only."""
-        params = message.sampling
-        bias = params.logit_bias or {}
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("logit_bias", bias)
-        greedy = params.top_p == 0  # an empty nucleus has one candidate, the most likely
-        stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stops |= {i for i in self._tokenizer.eos_token_ids if i < self._ready.vocab_size}
-        room = min(self._ready.max_model_len, self._ready.max_kv_tokens) - num_prompt_tokens
-        return SamplingSpec(
-            max_tokens=min(room, params.max_tokens or room),
-            seed=_seed(message) if params.seed is None else params.seed,
-            temperature=0.0 if greedy else float(params.temperature),
-            top_k=params.top_k,
-            top_p=1.0 if greedy else float(params.top_p),
-            min_p=float(params.min_p),
-            repetition_penalty=float(params.repetition_penalty),
-            presence_penalty=float(params.presence_penalty),
-            frequency_penalty=float(params.frequency_penalty),
-            logit_bias=tuple((token_id, float(value)) for token_id, value in bias.items()),
-            min_tokens=params.min_tokens,
-            stop_token_ids=tuple(sorted(stops)),
-            logprobs=params.logprobs,
-        )
-
 
 def tenant_salt(tenant: str) -> bytes:
     """Return the tenant's prefix-cache domain; the tag keeps it apart from any other salt."""
     return blake2b(b"headrace/tenant\0" + tenant.encode(), digest_size=16).digest()
-
-
-def _seed(message: RequestMessage) -> int:
-    """Clients send a seed; without one, every epoch has to draw the same, so the name decides."""
-    name = f"{message.tenant}\0{message.request_id}".encode()
-    digest = blake2b(b"headrace/seed\0" + name, digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def _finish_reason(

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.functions import FinishOutcome, Grant, Held
 from headrace.protocol import TerminalMessage
-from headrace_worker.engine.messages import SampledToken
+from headrace.types import RequestState
+from headrace_worker.engine.messages import PromptLogprobs, SampledToken
 from headrace_worker.serving.intake import PreparedRequest
 from headrace_worker.serving.outbox import EmitPolicy, Outbox, OutputToken, output_token
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
-from headrace_worker.serving.request import STOPPED, End, InFlight, Phase
+from headrace_worker.serving.request import SCORES_MISSING, STOPPED, End, InFlight, Phase
 
 
 class Ledger:
@@ -110,9 +111,16 @@ class Ledger:
             request.num_preemptions += 1
             self._report.preempted(request)
 
+    def score_prompt(self, part: PromptLogprobs) -> None:
+        """Take the logprobs of the next tokens of a prompt."""
+        if (request := self._in_engine.get(part.seq_id)) is not None:
+            request.prompt_scores.add(part)
+
     def record(self, token: SampledToken) -> None:
         """Take the next token; it may complete a stop string, which ends the request."""
         if (request := self._in_engine.get(token.seq_id)) is None:
+            return
+        if request.decided_end is not None:  # it runs for its prompt's logprobs alone
             return
         assert request.prepared is not None
         request.last_token_at = now = self._clock()
@@ -130,7 +138,8 @@ class Ledger:
             return
         self._take_from_engine(request)
         request.move_to(Phase.ENDING)
-        request.end = end
+        is_short = request.wants_prompt_logprobs and request.prompt_logprobs is None
+        request.end = SCORES_MISSING if is_short and end.state is RequestState.FINISHED else end
         request.ended_at = self._clock()
         if request.prepared is not None:
             request.tail = request.prepared.detokenizer.finish()
@@ -138,7 +147,8 @@ class Ledger:
     def engine_finished(self, seq_id: int, end: End) -> None:
         """The engine is done with a sequence, by itself."""
         if (request := self._in_engine.pop(seq_id, None)) is not None:
-            self.end(request, end)
+            is_good = end.state is RequestState.FINISHED
+            self.end(request, (request.decided_end if is_good else None) or end)
 
     async def finish(self, request: InFlight) -> None:
         """Publish the terminal entry of a request that is ready to finish, and acknowledge it.
@@ -215,6 +225,7 @@ class Ledger:
 
     def _terminal(self, request: InFlight) -> TerminalMessage:
         assert request.end is not None
+        is_good = request.end.state is RequestState.FINISHED
         return TerminalMessage(
             finish_reason=request.end.reason,
             text=request.tail,
@@ -223,4 +234,5 @@ class Ledger:
             error_code=request.end.code,
             error_message=request.end.message,
             worker_id=self._worker_id,
+            prompt_logprobs=request.prompt_logprobs if is_good else None,
         )

@@ -18,9 +18,10 @@ from enum import StrEnum
 
 from headrace.errors import ErrorCode
 from headrace.functions import Grant, Held
-from headrace.types import FinishReason, RequestState, Timings, Usage
+from headrace.types import FinishReason, RequestState, Timings, TokenLogprob, Usage
 from headrace_worker.serving.intake import PreparedRequest
 from headrace_worker.serving.outbox import Outbox
+from headrace_worker.serving.prompt_scores import PromptScores
 
 
 class Phase(StrEnum):
@@ -71,6 +72,9 @@ DEADLINE_PASSED = End(
     ErrorCode.DEADLINE_EXCEEDED,
     "the deadline passed while it was running",
 )
+SCORES_MISSING = End.failed(
+    ErrorCode.ENGINE_FAILURE, "the engine finished without all of the prompt's logprobs"
+)
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class InFlight:
     last_token_at: float | None = None
     ended_at: float | None = None
     tail: str = ""  # text that was held back until the end
+    prompt_scores: PromptScores = field(default_factory=PromptScores)  # of this epoch
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     num_preemptions: int = 0
     key: tuple[str, str] = field(init=False)  # tenant and request id
@@ -110,6 +115,25 @@ class InFlight:
     def is_generating(self) -> bool:
         """Whether its end is still open."""
         return self.phase in (Phase.CLAIMED, Phase.WAITING, Phase.RUNNING)
+
+    @property
+    def decided_end(self) -> End | None:
+        """How the tokens of earlier epochs have ended it already; None where more are to come."""
+        if self.prepared is None or self.prepared.finish_reason is None:
+            return None
+        return STOPPED if self.prepared.finish_reason is FinishReason.STOP else LENGTH_REACHED
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its terminal entry has to carry them."""
+        return self.prepared is not None and self.prepared.sampling.prompt_logprobs is not None
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """One a token, the first None; None where not wanted, or not yet all here."""
+        if self.prepared is None or not self.wants_prompt_logprobs:
+            return None
+        return self.prompt_scores.all_of(len(self.prepared.prompt_token_ids))
 
     @property
     def is_ready_to_finish(self) -> bool:

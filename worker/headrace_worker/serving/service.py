@@ -127,6 +127,8 @@ class Service:
             self._ledger.admitted(seq_id, num_cached_tokens)
         for seq_id in outcome.preempted:
             self._ledger.preempted(seq_id)
+        for part in outcome.prompt_logprobs:  # before the end that its prompt's last token brings
+            self._ledger.score_prompt(part)
         for token in outcome.tokens:
             self._ledger.record(token)
         for seq_id, why in outcome.finished:

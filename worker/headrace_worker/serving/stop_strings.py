@@ -5,6 +5,8 @@ back. The match that ends first wins; of those that end together the longest, si
 before it::
 
     stop = ["xyz", "y"]     "w" shown · "x" held · "y" ends a match  →  the output is "wx"
+
+or, with ``include_stop``, behind it: then it is "wxy".
 """
 
 from __future__ import annotations
@@ -17,24 +19,25 @@ class Scan:
     """What one more piece of text made certain."""
 
     text: str  # safe to show now
-    matched: bool  # a stop string ended in this piece; ``text`` ends before it
+    matched: bool  # a stop string ended in this piece; ``text`` ends before or with it
 
 
 class StopScanner:
     """Watches one output; made anew by feeding it the same pieces in the same order."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include_stop: bool = False) -> None:
         self._stop = stop  # none of them empty
+        self._include_stop = include_stop  # the output ends with the stop string, not before it
         self._longest = max(map(len, stop), default=0)  # characters
         self._held = ""  # tail of the text that begins a stop string
 
     def feed(self, text: str, *, may_stop: bool = True) -> Scan:
         """Take the next piece; with ``may_stop`` false a match is ordinary text."""
         window = self._held + text
-        start = self._find(window) if may_stop else None
-        if start is not None:
+        end = self._find_end(window) if may_stop else None
+        if end is not None:
             self._held = ""
-            return Scan(window[:start], matched=True)
+            return Scan(window[:end], matched=True)
         cut = len(window) - self._num_undecided(window)
         self._held = window[cut:]
         return Scan(window[:cut], matched=False)
@@ -44,15 +47,18 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
-    def _find(self, window: str) -> int | None:
-        """Return where the winning match starts."""
+    def _find_end(self, window: str) -> int | None:
+        """Return where the output ends: where the winning match starts, or ends."""
         matches = [
             (start + len(stop), start)
             for stop in self._stop
             # A match inside the held text alone was seen before, and was not allowed to stop.
             if (start := window.find(stop, max(0, len(self._held) - len(stop) + 1))) >= 0
         ]
-        return min(matches)[1] if matches else None
+        if not matches:
+            return None
+        end, start = min(matches)
+        return end if self._include_stop else start
 
     def _num_undecided(self, window: str) -> int:
         """Return the length of the longest tail that a stop string begins with."""

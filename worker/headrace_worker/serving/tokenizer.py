@@ -8,20 +8,19 @@ export process does (see tokenizer_export).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
 
 from headrace.errors import InvalidRequest
-from headrace.types import Message
-from headrace_worker.serving.chat import render_chat
+from headrace_worker.serving.chat import Chat, render_chat
 from headrace_worker.serving.token_bytes import token_decoder
 
 VOCABULARY_FILE = "tokenizer.json"
 CONFIG_FILE = "headrace.json"
-FORMAT_VERSION = 1  # of these two files
+FORMAT_VERSION = 2  # of these two files
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,7 @@ class TokenizerConfig:
     """What a model's files say about its tokens, beside the vocabulary itself."""
 
     chat_template: str | None = None  # Jinja source
+    tool_template: str | None = None  # the same for chats with tools, where it is another
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # {"bos_token": "<s>", ...}
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()  # of tokenizer and generation config together
@@ -38,6 +38,7 @@ class TokenizerConfig:
         return json.dumps(
             {
                 "chat_template": self.chat_template,
+                "tool_template": self.tool_template,
                 "special_tokens": dict(self.special_tokens),
                 "bos_token_id": self.bos_token_id,
                 "eos_token_ids": sorted(self.eos_token_ids),
@@ -63,7 +64,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().items()
         self._special_ids = frozenset(token_id for token_id, token in added if token.special)
         self._decode_token = token_decoder(json.loads(backend.to_str())["decoder"])
-        self._bytes: dict[int, bytes] = {}  # filled on demand; equal whichever thread fills it
+        # Both are filled on demand, and equal whichever thread fills them.
+        self._bytes: dict[int, bytes] = {}
+        self._ids_of_bytes: dict[bytes, tuple[int, ...]] | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -100,20 +103,26 @@ class Tokenizer:
         bos = self.bos_token_id
         return token_ids[1:] if bos is not None and token_ids[:2] == (bos, bos) else token_ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text in the midst of others: no special tokens are added."""
+        return self._encode(text, add_special_tokens=False)
+
+    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
         """Return the ids of a chat, ready for the assistant's next words.
 
         The template alone decides on special tokens, as in transformers. Raises InvalidRequest with
         the template's own message where it refuses.
         """
-        return self._encode(self.render_chat(messages), add_special_tokens=False)
+        return self.encode_plain(self.render_chat(chat))
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    def render_chat(self, chat: Chat) -> str:
         """Return the text that the chat template makes; raises InvalidRequest."""
         template = self._config.chat_template
+        if chat.tools:
+            template = self._config.tool_template or template
         if template is None:
             raise InvalidRequest("this model has no chat template: send a prompt, not messages")
-        return render_chat(template, self._config.special_tokens, messages)
+        return render_chat(template, self._config.special_tokens, chat)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the output: none for special and unknown ids."""
@@ -125,6 +134,29 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of an output; U+FFFD stands for bytes that are no character."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def show(self, token_ids: Iterable[int]) -> str:
+        """Return the text of a prompt, its special tokens spelled out, as the library shows it."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def shown_bytes(self, token_ids: Iterable[int]) -> bytes:
+        """Return the bytes of tokens, special ones spelled out; none for unknown ids."""
+        return b"".join(
+            (self._backend.id_to_token(token_id) or "").encode()
+            if self.is_special(token_id)
+            else self.token_bytes(token_id)
+            for token_id in token_ids
+        )
+
+    def tokens_of(self, data: bytes) -> tuple[int, ...]:
+        """Return the ids of all tokens that are exactly these bytes; slow for the first call."""
+        if self._ids_of_bytes is None:
+            ids: dict[bytes, tuple[int, ...]] = {}
+            for token_id in range(self.vocab_size):
+                if known := self.token_bytes(token_id):
+                    ids[known] = (*ids.get(known, ()), token_id)
+            self._ids_of_bytes = ids
+        return self._ids_of_bytes.get(data, ())
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -27,7 +27,8 @@ def export(model: Path, folder: Path) -> None:
     """
     tokenizer = load_reference(model)
     config = TokenizerConfig(
-        chat_template=_default_template(tokenizer),
+        chat_template=_template(tokenizer, "default"),
+        tool_template=_template(tokenizer, "tool_use"),
         special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=frozenset({tokenizer.eos_token_id, *_configured_eos(model)} - {None}),
@@ -47,8 +48,11 @@ def load_reference(model: Path) -> Any:
     return factory.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
 
 
-def _default_template(tokenizer: Any) -> str | None:
-    return str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
+def _template(tokenizer: Any, name: str) -> str | None:
+    """Return one of a model's chat templates; a lone one is the default."""
+    templates = tokenizer.chat_template or {}
+    named = templates if isinstance(templates, dict) else {"default": templates}
+    return str(named[name]) if name in named else None
 
 
 def _configured_eos(model: Path) -> set[int]:
