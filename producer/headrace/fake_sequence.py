@@ -30,6 +30,8 @@ class FakeSequence:
         self._started_s = time.monotonic()
         self._tokens: list[str] = []
         self._wants_logprobs = False
+        self._echoed = ""  # said before the first token
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._usage = Usage(0, 0)
         self._reason = FinishReason.STOP
         self._error_code: ErrorCode | None = None
@@ -41,14 +43,18 @@ class FakeSequence:
         return self._error_code is not None or self.num_emitted >= len(self._tokens)
 
     def answer(self, request: RequestMessage, text: str, split: str) -> None:
-        """Set what is to be said, cut at the request's max_tokens."""
-        tokens = split_text(text, split)
+        """Set what is to be said, cut at the request's max_tokens; stop strings end nothing."""
+        tokens, asked = split_text(text, split), prompt_text(request)
         limit = request.sampling.max_tokens
         if limit is not None and len(tokens) > limit:
             tokens, self._reason = tokens[:limit], FinishReason.LENGTH
         self._tokens = tokens
         self._wants_logprobs = request.sampling.logprobs is not None
-        self._usage = Usage(len(split_text(prompt_text(request), split)), len(tokens))
+        prompt = split_text(asked, split)
+        self._usage = Usage(len(prompt), len(tokens))
+        self._echoed = asked if request.sampling.echo else ""
+        if request.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = (None, *(_certain(token) for token in prompt[1:]))
 
     def refuse(self, error: RequestError) -> None:
         """End with an error."""
@@ -63,14 +69,15 @@ class FakeSequence:
     def next_item(self) -> EmitItem:
         """Return the next token as a chunk."""
         token = self._tokens[self.num_emitted]
-        logprobs = (TokenLogprob(token_id(token), 0.0),) if self._wants_logprobs else None
+        logprobs = (_certain(token),) if self._wants_logprobs else None
+        text = token if self.num_emitted else self._echoed + token
         return EmitItem(
             self.grant.tenant,
             self.grant.request_id,
             self.grant.epoch,
             offset=self.num_emitted,
             num_tokens=1,
-            entry=encode_chunk(ChunkMessage((token_id(token),), (token,), logprobs)),
+            entry=encode_chunk(ChunkMessage((token_id(token),), (text,), logprobs)),
         )
 
     def finish_call(self, keys: Keys) -> Call[FinishReply]:
@@ -95,11 +102,13 @@ class FakeSequence:
         queue_s = max(0, self.grant.now_ms - self.grant.enqueued_ms) / 1000
         return TerminalMessage(
             finish_reason=self._reason,
+            text="" if self.num_emitted or self._error_code else self._echoed,
             usage=self._usage,
             timings=Timings(queue_s, queue_s, None, queue_s + ran_s),
             error_code=self._error_code,
             error_message=self._error_message,
             worker_id=self._worker_id,
+            prompt_logprobs=None if self._error_code else self._prompt_logprobs,
         )
 
 
@@ -109,6 +118,10 @@ _STATES = {
 }
 
 
+def _certain(token: str) -> TokenLogprob:
+    return TokenLogprob(token_id(token), 0.0)
+
+
 def prompt_text(request: RequestMessage) -> str:
     """Return what was asked: the prompt, token ids as characters, or the last message's text."""
     if isinstance(request.prompt, str):
@@ -116,7 +129,10 @@ def prompt_text(request: RequestMessage) -> str:
     if request.prompt is not None:
         return "".join(map(chr, request.prompt))
     last = (request.messages or ({},))[-1]
-    return str(last.get("content", ""))
+    content = last.get("content", "")
+    if not isinstance(content, list):
+        return str(content)
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
 
 
 def split_text(text: str, split: str) -> list[str]:

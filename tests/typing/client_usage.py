@@ -23,6 +23,7 @@ from headrace import (
     SamplingParams,
     SyncTokenStream,
     Timeout,
+    TokenLogprob,
     TokenStream,
 )
 from headrace.protocol import RequestMessage
@@ -45,6 +46,17 @@ async def ask(client: AsyncClient) -> None:
         timeout=Timeout(first_chunk=None),
         metadata={"trace": "t"},
     )
+    answer = await client.generate(
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        chat_template_kwargs={"enable_thinking": False},
+        response_format={"type": "choice", "choice": ["yes", "no"]},
+        include_stop=True,
+        bad_words=["maybe"],
+        prompt_logprobs=5,
+        echo=True,
+    )
+    assert_type(answer.prompt_logprobs, tuple[TokenLogprob | None, ...] | None)
     assert_type(await client.submit("…", request_id="order-42", priority=0), str)
     assert_type(await client.status("order-42"), RequestStatus)
     assert_type(await client.cancel("order-42", tenant="acme"), RequestState)

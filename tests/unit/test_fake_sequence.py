@@ -10,7 +10,7 @@ from headrace.functions import Grant
 from headrace.keys import Keys
 from headrace.protocol import RequestMessage, TerminalMessage, decode_chunk, decode_terminal
 from headrace.sampling import SamplingParams
-from headrace.types import FinishReason
+from headrace.types import FinishReason, TokenLogprob
 
 
 def sequence(num_tokens: int = 0) -> FakeSequence:
@@ -112,3 +112,44 @@ def test_prompt_is_known_in_each_of_its_forms() -> None:
     assert prompt_text(by_ids) == "Hi"
     messages = ({"role": "system", "content": "Be nice"}, {"role": "user", "content": "Hi"})
     assert prompt_text(RequestMessage("r1", "t", SamplingParams(), messages=messages)) == "Hi"
+    parts = ({"role": "user", "content": [{"type": "text", "text": "H"}, {"text": "i"}]},)
+    assert prompt_text(RequestMessage("r1", "t", SamplingParams(), messages=parts)) == "Hi"
+
+
+def test_prompt_is_echoed_before_the_first_token() -> None:
+    """The text begins with the prompt's, once, and the tokens are those of the answer."""
+    seq = sequence()
+    seq.answer(request("Hi", echo=True), "yes", "characters")
+    assert said(seq) == ["Hiy", "e", "s"]
+    assert end(seq).text == ""
+
+
+def test_prompt_is_not_echoed_again_after_a_takeover() -> None:
+    """Who goes on in the middle says no prompt, as the one before has said it."""
+    seq = sequence(num_tokens=1)
+    seq.answer(request("Hi", echo=True), "yes", "characters")
+    assert said(seq) == ["e", "s"]
+    assert end(seq).text == ""
+
+
+def test_prompt_is_echoed_when_nothing_follows() -> None:
+    """An answer without tokens still has the prompt as its text."""
+    seq = sequence()
+    seq.answer(request("Hi", echo=True), "", "characters")
+    assert end(seq).text == "Hi"
+
+
+def test_prompt_tokens_are_certain() -> None:
+    """Each prompt token but the first has a logprob, if they were asked for."""
+    seq = sequence()
+    seq.answer(request("Hi", prompt_logprobs=0), "y", "characters")
+    said(seq)
+    assert end(seq).prompt_logprobs == (None, TokenLogprob(ord("i"), 0.0))
+
+
+def test_a_refusal_says_nothing_of_the_prompt() -> None:
+    """An error has no text and no logprobs."""
+    seq = sequence()
+    seq.answer(request("Hi", prompt_logprobs=0, echo=True), "y", "characters")
+    seq.refuse(error_for(ErrorCode.INVALID_REQUEST, "no"))
+    assert (end(seq).text, end(seq).prompt_logprobs) == ("", None)
