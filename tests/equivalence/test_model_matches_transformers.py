@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_worker.attention import available_backends, create_backend
+from headrace_worker.attention import create_backend
 from headrace_worker.model import LoadedModel, load_model
 from support.packed import PackedRun, greedy_by_transformers
 from support.tiny_gguf import write_tiny_gguf
@@ -54,23 +54,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3-biased": ("qwen3", {"attention_bias": True}),
+    "smollm3": ("smollm3", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "phi3": ("phi3", {}),
+    "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
 }
 
 
-@pytest.fixture(params=VARIANTS)
-def variant(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, LoadedModel]:
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, LoadedModel]:
     """A random model as transformers has it, and as loaded from its safetensors."""
     torch.set_num_threads(1)
     family, options = VARIANTS[request.param]
     source = build_tiny_model(family, **options)
-    source.save_pretrained(tmp_path)
-    return source, load_model(tmp_path, dtype=torch.float32, device=CPU).packed()
-
-
-@pytest.fixture(params=available_backends(CPU))
-def backend_name(request: pytest.FixtureRequest) -> str:
-    """Each backend that runs here."""
-    return str(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    source.save_pretrained(folder)
+    return source, load_model(folder, dtype=torch.float32, device=CPU).packed()
 
 
 def draw_prompts(*lengths: int, vocab_size: int = 320) -> list[list[int]]:
@@ -86,7 +88,9 @@ def logits_by_transformers(model: Any, prompt: list[int]) -> torch.Tensor:
     return logits.float()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("backend_name", "chunk"), [("cpu", 1), ("cpu", 7), ("cpu", 1000), ("reference", 7)]
+)
 def test_logits_of_known_text(
     variant: tuple[Any, LoadedModel], backend_name: str, chunk: int
 ) -> None:
@@ -99,11 +103,11 @@ def test_logits_of_known_text(
         torch.testing.assert_close(logits, expected, atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def test_greedy_tokens(variant: tuple[Any, LoadedModel], backend_name: str) -> None:
+def test_greedy_tokens(variant: tuple[Any, LoadedModel]) -> None:
     """A batch of chunks and decodes generates what transformers generates one by one."""
     source, model = variant
     prompts = draw_prompts(40, 1, 19)
-    run = PackedRun(model, create_backend(backend_name, CPU), prompts, room=24)
+    run = PackedRun(model, create_backend(None, CPU), prompts, room=24)
     assert run.generate(24, chunk=16) == [
         greedy_by_transformers(source, prompt, 24) for prompt in prompts
     ]

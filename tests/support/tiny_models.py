@@ -24,6 +24,22 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# Values at which a tiny model still shows what its family computes.
+_FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layer_interval": 2},
+    "gemma2": {
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 20,
+        "sliding_window_pattern": 2,
+    },
+}
+
 
 def make_tiny_llama(
     path: Path,
@@ -76,6 +92,7 @@ def build_tiny_model(model_type: str = "llama", *, seed: int = 0, **options: Any
         "bos_token_id": None,
         "eos_token_id": CHAT_END_ID,
         "pad_token_id": 0,
+        **_FAMILY_OPTIONS.get(model_type, {}),
         **options,
     }
     if settings["head_dim"] is None:
@@ -117,7 +134,7 @@ def _randomize(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and not model.config.model_type.startswith("gemma"):
             parameter.copy_(1 + 0.2 * noise)
         else:
             parameter.copy_(0.2 * noise)

@@ -13,7 +13,6 @@ from headrace_worker.model.config import from_values, read_config
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -115,7 +114,7 @@ def test_end_of_sequence_ids(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gemma2"}, "model type 'gemma2' is not supported"),
+        ({"model_type": "gemma"}, "model type 'gemma' is not supported"),
         ({"model_type": "no-such-model"}, "no-such-model"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
@@ -164,7 +163,7 @@ def test_an_end_of_sequence_id_that_is_none_is_refused(tmp_path: Path, generatio
 
 def test_values_of_an_unknown_family_are_refused() -> None:
     """The family is checked before transformers is asked about it."""
-    with pytest.raises(ModelLoadError, match="supported: llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ModelLoadError, match="supported: llama, mistral, qwen2, qwen3, smollm3"):
         from_values("mamba", {}, ())
 
 

@@ -13,8 +13,10 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from headrace_worker.model import ModelLoadError
-from headrace_worker.model.rope import RopeSpec, RotaryTable, resolve_rope, rotate
+from headrace_worker.model.families import FAMILIES
+from headrace_worker.model.rope import RopeSpec, RotaryTable, longest_sequence, resolve_rope, rotate
 
+LLAMA = FAMILIES["llama"]
 CPU = torch.device("cpu")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -47,7 +49,7 @@ def test_tables_equal_transformers(scaling: dict[str, Any], dtype: torch.dtype) 
     config = config_with(rope_parameters={"rope_theta": 5000.0, **scaling})
     positions = torch.arange(256)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1, dtype=dtype), positions[None])
-    table = RotaryTable(resolve_rope(config, 16), 256, dtype, CPU)
+    table = RotaryTable(resolve_rope(config, 16, LLAMA), 256, dtype, CPU)
     our_cos, signed_sin = table.lookup(positions)
     assert torch.equal(our_cos[:, 0], cos[0])
     assert torch.equal(signed_sin[:, 0, 8:], sin[0, :, 8:])
@@ -59,15 +61,15 @@ def test_old_and_new_fields_mean_the_same(scaling: dict[str, Any]) -> None:
     """rope_theta with rope_scaling resolves to what rope_parameters does (B43)."""
     new = config_with(rope_parameters={"rope_theta": 5000.0, **scaling})
     old = config_with(rope_theta=5000.0, rope_scaling=dict(scaling))
-    spec = resolve_rope(old, 16)
-    assert spec == resolve_rope(new, 16)
+    spec = resolve_rope(old, 16, LLAMA)
+    assert spec == resolve_rope(new, 16, LLAMA)
     assert spec.rope_type == scaling["rope_type"]
 
 
 def test_the_oldest_spelling_is_read() -> None:
     """Files that say "type" instead of "rope_type" get their scaling, not the default."""
     old = config_with(rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 2.0})
-    assert resolve_rope(old, 16).inv_freq[0] == 0.5
+    assert resolve_rope(old, 16, LLAMA).inv_freq[0] == 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -81,28 +83,28 @@ def test_rotation_equals_transformers(dtype: torch.dtype) -> None:
     expected = apply_rotary_pos_emb(
         query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin
     )
-    rotation = RotaryTable(resolve_rope(config, 16), 256, dtype, CPU).lookup(positions)
-    assert torch.equal(rotate(query, *rotation), expected[0][0].transpose(0, 1))
-    assert torch.equal(rotate(key, *rotation), expected[1][0].transpose(0, 1))
+    rotation = RotaryTable(resolve_rope(config, 16, LLAMA), 256, dtype, CPU).lookup(positions)
+    assert torch.equal(rotate(query, rotation), expected[0][0].transpose(0, 1))
+    assert torch.equal(rotate(key, rotation), expected[1][0].transpose(0, 1))
 
 
 def test_position_zero_rotates_nothing() -> None:
     """The first token's vectors stay as they are, and all keep their length."""
-    table = RotaryTable(resolve_rope(config_with(), 16), 256, torch.float32, CPU)
+    table = RotaryTable(resolve_rope(config_with(), 16, LLAMA), 256, torch.float32, CPU)
     x = torch.randn(2, 3, 16)
-    rotated = rotate(x, *table.lookup(torch.tensor([0, 200])))
+    rotated = rotate(x, table.lookup(torch.tensor([0, 200])))
     assert torch.equal(rotated[0], x[0])
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1))
     assert not torch.allclose(rotated[1], x[1])
 
 
-@pytest.mark.parametrize("rope_type", ["longrope", "proportional", "magic"])
+@pytest.mark.parametrize("rope_type", ["proportional", "axial", "magic"])
 def test_other_rope_types_are_refused(rope_type: str) -> None:
     """A type that would need other arithmetic is refused by name, never run as default."""
     config = config_with()
     config.rope_parameters = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(ModelLoadError, match=f"rope type '{rope_type}' is not supported"):
-        resolve_rope(config, 16)
+        resolve_rope(config, 16, LLAMA)
 
 
 def test_a_missing_parameter_is_refused() -> None:
@@ -110,12 +112,12 @@ def test_a_missing_parameter_is_refused() -> None:
     config = config_with()
     config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4}
     with pytest.raises(ModelLoadError, match="rope type 'linear': bad parameters"):
-        resolve_rope(config, 16)
+        resolve_rope(config, 16, LLAMA)
 
 
 def test_yarn_extends_the_context() -> None:
     """A yarn model takes factor times its original length, whatever the configuration states."""
-    spec = resolve_rope(config_with(rope_parameters={"rope_theta": 1e4, **YARN}), 16)
-    assert spec.extend(64) == 256
-    assert spec.extend(512) == 512
-    assert RopeSpec("default", (1.0,)).extend(64) == 64
+    spec = resolve_rope(config_with(rope_parameters={"rope_theta": 1e4, **YARN}), 16, LLAMA)
+    assert longest_sequence([spec], 64) == 256
+    assert longest_sequence([spec], 512) == 512
+    assert longest_sequence([RopeSpec("default", (1.0,)), None], 64) == 64

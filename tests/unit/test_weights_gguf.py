@@ -73,7 +73,7 @@ def test_the_configuration_equals_the_source(tmp_path: Path, family: str) -> Non
     assert (config.architecture, config.num_kv_heads, config.head_dim) == (family, 1, 16)
     assert config.max_position_embeddings == 512
     assert config.rms_norm_eps == pytest.approx(1e-5)
-    assert config.rope.inv_freq[1] == pytest.approx(5000 ** (-1 / 8))
+    assert config.ropes[0].inv_freq[1] == pytest.approx(5000 ** (-1 / 8))
     assert config.qkv_bias is (family == "qwen2")
     assert config.qk_norm is (family == "qwen3")
 
@@ -88,8 +88,8 @@ def test_divisors_of_the_frequencies_are_applied(tmp_path: Path) -> None:
     plain = read(tmp_path)
     factors = np.linspace(1, 8, 8)
     scaled = read(tmp_path, extra_tensors={"rope_freqs.weight": factors})
-    expected = np.array(plain.rope.inv_freq) / factors
-    np.testing.assert_allclose(scaled.rope.inv_freq, expected, rtol=1e-6)
+    expected = np.array(plain.ropes[0].inv_freq) / factors
+    np.testing.assert_allclose(scaled.ropes[0].inv_freq, expected, rtol=1e-6)
 
 
 def test_yarn_is_read_from_metadata(tmp_path: Path) -> None:
@@ -100,15 +100,15 @@ def test_yarn_is_read_from_metadata(tmp_path: Path) -> None:
         "rope.scaling.original_context_length": 256,
     }
     config = read(tmp_path, fields=fields)
-    assert config.rope.rope_type == "yarn"
-    assert config.rope.attention_scaling > 1
+    assert config.ropes[0].rope_type == "yarn"
+    assert config.ropes[0].attention_scaling > 1
     assert config.max_position_embeddings == 1024
 
 
 def test_linear_scaling_is_read_from_metadata(tmp_path: Path) -> None:
     """Linear scaling divides every frequency."""
     fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
-    assert read(tmp_path, fields=fields).rope.inv_freq[0] == 0.5
+    assert read(tmp_path, fields=fields).ropes[0].inv_freq[0] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def attend_capped(
     keys = key.float().permute(1, 2, 0)  # [kv_heads, head_dim, num_keys]
     values = value.float().transpose(0, 1)  # [kv_heads, num_keys, head_dim]
     parts = []
-    for rows, row_mask in zip(query.split(_MAX_ROWS), mask.split(_MAX_ROWS), strict=True):
+    for rows, row_mask in zip(
+        torch.split(query, _MAX_ROWS), torch.split(mask, _MAX_ROWS), strict=True
+    ):
         grouped = rows.float().view(len(rows), num_kv_heads, num_heads // num_kv_heads, -1)
         by_head = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, head_dim]
         scores = by_head.flatten(1, 2) @ keys  # [kv_heads, group * n, num_keys]

@@ -15,9 +15,10 @@ from huggingface_hub.errors import (
 from transformers import AutoConfig
 
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.rope import RopeSpec, resolve_rope
-
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from headrace_worker.model.families import FAMILIES
+from headrace_worker.model.refusals import refuse_family, refuse_unsupported
+from headrace_worker.model.rope import RopeSpec, longest_sequence, resolve_ropes
+from headrace_worker.model.windows import attention_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,33 @@ class ModelConfig:
     head_dim: int  # elements, even
     max_position_embeddings: int  # longest sequence in tokens that the positions are made for
     rms_norm_eps: float
-    rope: RopeSpec
+    activation: str  # of the feed-forward layer's gate, transformers' name
+    ropes: tuple[RopeSpec | None, ...]  # per layer; None: this layer does not rotate
     tie_word_embeddings: bool  # the head is the embedding
     qkv_bias: bool
     output_bias: bool  # of the attention's output projection
     mlp_bias: bool
     qk_norm: bool  # RMSNorm over each query and key head before the rotation
+    centred_norms: bool  # norms multiply by 1 + weight, in float32
+    post_norms: bool  # attention and feed-forward are normed on their way out, too
+    fused_projections: bool  # the checkpoint holds qkv_proj and gate_up_proj
+    attention_scale: float  # multiplies the scores
+    attention_soft_cap: float | None  # bounds the scores by cap * tanh(score / cap)
+    logits_soft_cap: float | None  # bounds the logits likewise
+    embedding_scale: float | None  # multiplies the embedding, once rounded to the dtype
     windows: tuple[int | None, ...]  # per layer: sliding window in tokens; None is full attention
     eos_token_ids: tuple[int, ...]  # any of them ends a sequence; generation_config.json wins
+
+    @property
+    def length_limit_reason(self) -> str | None:
+        """Why no sequence may be longer than ``max_position_embeddings``, if the rope says so."""
+        limited = [rope for rope in self.ropes if rope and rope.exact_positions is not None]
+        if not limited:
+            return None
+        return (
+            f"beyond it rope type {limited[0].rope_type!r} has other frequencies for all tokens, "
+            "those already computed included"
+        )
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -50,12 +70,29 @@ def read_config(folder: Path) -> ModelConfig:
     Raises:
         ModelLoadError: a file is missing or malformed, or the model needs what is not supported.
     """
-    hf_config = _guarded(folder, lambda: AutoConfig.from_pretrained(folder, local_files_only=True))
-    eos = _eos_ids(hf_config.eos_token_id)
+    return from_transformers(*read_transformers_config(folder))
+
+
+def read_transformers_config(folder: Path) -> tuple[Any, tuple[int, ...]]:
+    """Return transformers' configuration of a folder of any family, and the end-of-sequence ids.
+
+    Raises:
+        ModelLoadError: a file is missing or malformed, or the model brings code of its own.
+    """
+    hf_config = _guarded(
+        folder,
+        lambda: AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+    )
+    eos = _eos_ids(getattr(hf_config, "eos_token_id", None))
     generation_file = folder / "generation_config.json"
     if generation_file.is_file():
         eos = _guarded(folder, lambda: _generation_eos_ids(generation_file)) or eos
-    return from_transformers(hf_config, eos)
+    return hf_config, eos
+
+
+def is_native(model_type: str) -> bool:
+    """Whether our own decoder runs this family."""
+    return model_type in FAMILIES
 
 
 def from_values(
@@ -66,7 +103,7 @@ def from_values(
     Raises:
         ModelLoadError: a value is malformed, or the model needs what is not supported.
     """
-    _check_family(model_type)
+    refuse_family(model_type)
     hf_config = _guarded(model_type, lambda: AutoConfig.for_model(model_type, **values))
     return from_transformers(hf_config, eos_token_ids)
 
@@ -77,68 +114,40 @@ def from_transformers(hf_config: Any, eos_token_ids: tuple[int, ...]) -> ModelCo
     Raises:
         ModelLoadError: an option is not supported; the message names it.
     """
-    family = hf_config.model_type
-    _refuse_unsupported(hf_config)
-    head_dim = getattr(hf_config, "head_dim", None) or (
-        hf_config.hidden_size // hf_config.num_attention_heads
-    )
+    refuse_unsupported(hf_config)
+    family = FAMILIES[hf_config.model_type]
+    hidden_size, num_heads = hf_config.hidden_size, hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hidden_size // num_heads
     attention_bias = bool(getattr(hf_config, "attention_bias", False))
-    rope = resolve_rope(hf_config, head_dim)
+    ropes = resolve_ropes(hf_config, head_dim, family)
     return ModelConfig(
-        architecture=family,
+        architecture=hf_config.model_type,
         vocab_size=hf_config.vocab_size,
-        hidden_size=hf_config.hidden_size,
+        hidden_size=hidden_size,
         intermediate_size=hf_config.intermediate_size,
         num_layers=hf_config.num_hidden_layers,
-        num_heads=hf_config.num_attention_heads,
+        num_heads=num_heads,
         num_kv_heads=hf_config.num_key_value_heads,
         head_dim=head_dim,
-        max_position_embeddings=rope.extend(hf_config.max_position_embeddings),
+        max_position_embeddings=longest_sequence(ropes, hf_config.max_position_embeddings),
         rms_norm_eps=hf_config.rms_norm_eps,
-        rope=rope,
+        activation=getattr(hf_config, family.activation_field),
+        ropes=ropes,
         tie_word_embeddings=bool(hf_config.tie_word_embeddings),
-        qkv_bias=attention_bias or family == "qwen2",
+        qkv_bias=attention_bias or family.qkv_bias,
         output_bias=attention_bias,
         mlp_bias=bool(getattr(hf_config, "mlp_bias", False)),
-        qk_norm=family == "qwen3",
-        windows=_windows(hf_config),
+        qk_norm=family.qk_norm,
+        centred_norms=family.centred_norms,
+        post_norms=family.post_norms,
+        fused_projections=family.fused_projections,
+        attention_scale=(getattr(hf_config, "query_pre_attn_scalar", None) or head_dim) ** -0.5,
+        attention_soft_cap=getattr(hf_config, "attn_logit_softcapping", None),
+        logits_soft_cap=getattr(hf_config, "final_logit_softcapping", None),
+        embedding_scale=hidden_size**0.5 if family.scaled_embedding else None,
+        windows=attention_windows(hf_config),
         eos_token_ids=eos_token_ids,
     )
-
-
-def _refuse_unsupported(hf_config: Any) -> None:
-    _check_family(hf_config.model_type)
-    for architecture in hf_config.architectures or ():
-        if not architecture.endswith("ForCausalLM"):
-            raise ModelLoadError(f"architecture {architecture!r} does not generate text")
-    quantization = getattr(hf_config, "quantization_config", None)
-    if quantization:
-        method = dict(quantization).get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization method {method!r} is not supported")
-    if hf_config.hidden_act != "silu":
-        raise ModelLoadError(f"activation {hf_config.hidden_act!r} is not supported, only 'silu'")
-    heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
-    if kv_heads < 1 or heads % kv_heads:
-        raise ModelLoadError(f"{heads} attention heads are no multiple of {kv_heads} KV heads")
-
-
-def _check_family(model_type: str) -> None:
-    if model_type not in _FAMILIES:
-        raise ModelLoadError(
-            f"model type {model_type!r} is not supported; supported: {', '.join(_FAMILIES)}"
-        )
-
-
-def _windows(hf_config: Any) -> tuple[int | None, ...]:
-    window = getattr(hf_config, "sliding_window", None)
-    layer_types = getattr(hf_config, "layer_types", None)
-    if layer_types is None:
-        return (window,) * int(hf_config.num_hidden_layers)
-    known = {"full_attention": None, "sliding_attention": window}
-    for layer_type in layer_types:
-        if layer_type not in known:
-            raise ModelLoadError(f"layer type {layer_type!r} is not supported")
-    return tuple(known[layer_type] for layer_type in layer_types)
 
 
 def _generation_eos_ids(path: Path) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 
 from headrace_worker.model.config import ModelConfig, from_values
 from headrace_worker.model.errors import ModelLoadError
+from headrace_worker.model.rope import RopeSpec
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -84,11 +85,7 @@ class GgufModel:
             return config
         # Llama 3.1 and later: the long-context scaling is stored as a divisor for each frequency.
         factors = _dequantize(self._factors)
-        inv_freq = np.asarray(config.rope.inv_freq, dtype=np.float32)
-        if factors.shape != inv_freq.shape:
-            raise ModelLoadError(f"{_ROPE_FACTORS} has shape {factors.shape}, not {inv_freq.shape}")
-        scaled = tuple((inv_freq / factors).tolist())
-        return replace(config, rope=replace(config.rope, rope_type="llama3", inv_freq=scaled))
+        return replace(config, ropes=tuple(_divided(rope, factors) for rope in config.ropes))
 
     def _config_values(self) -> dict[str, Any]:
         heads = self._number("attention.head_count")
@@ -167,6 +164,18 @@ def _dequantize(tensor: ReaderTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         raise ModelLoadError(f"{tensor.name}: {error}") from error
     # The reader's arrays are read-only views of the file; torch wants memory of its own.
     return np.array(values, dtype=np.float32)
+
+
+def _divided(
+    rope: RopeSpec | None, factors: np.ndarray[Any, np.dtype[np.float32]]
+) -> RopeSpec | None:
+    if rope is None:
+        return None
+    inv_freq = np.asarray(rope.inv_freq, dtype=np.float32)
+    if factors.shape != inv_freq.shape:
+        raise ModelLoadError(f"{_ROPE_FACTORS} has shape {factors.shape}, not {inv_freq.shape}")
+    scaled = tuple((inv_freq / factors).tolist())
+    return replace(rope, rope_type="llama3", inv_freq=scaled)
 
 
 def _restore_halves(
