@@ -26,16 +26,18 @@ def spell_words(
 
     Raises InvalidRequest for a word that the tokenizer cannot spell, and for too many runs.
     """
-    runs: dict[tuple[int, ...], None] = {}
+    found: dict[tuple[int, ...], None] = {}
     for word in words:
         spellings = _spell(word, tokenizer)
-        runs.update((run, None) for run in spellings if max(run) < vocab_size)
+        found.update((run, None) for run in spellings if max(run) < vocab_size)
+    # One that ends with another is banned with it.
+    runs = tuple(run for run in found if not any(run[i:] in found for i in range(1, len(run))))
     num_ids = sum(map(len, runs))
     if num_ids > MAX_RUN_IDS:
         raise InvalidRequest(
             f"bad_words are spelled with {num_ids} token ids, at most {MAX_RUN_IDS} are taken"
         )
-    return tuple(runs)
+    return runs
 
 
 def _spell(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:

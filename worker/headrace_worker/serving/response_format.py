@@ -33,6 +33,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": "[ ]?",
 }
 _OPTIONS_KEY = "x-guidance"  # in a schema, sets options of the library
+_NUM_BYTES = 256  # of the library's byte tokenizer, ids beyond are its special tokens
 _LONE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 
 
@@ -87,10 +88,16 @@ def _from_choices(choices: list[str]) -> str:
 
 
 def _find_fault(grammar: str) -> str | None:
-    """Compile it over single bytes, and ask for what may come first: None if all is well."""
+    """Compile it over single bytes, and try one that may come first: None if all is well.
+
+    An expression that explodes shows it behind its first byte, where the work is bounded as before.
+    """
     matcher = _compile(grammar)
     if not matcher.is_error():
-        matcher.compute_bitmask()
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        first = (mask & -mask).bit_length() - 1
+        if 0 <= first < _NUM_BYTES:
+            matcher.consume_token(first)
     return _shorten(matcher.get_error()) if matcher.is_error() else None
 
 
