@@ -36,7 +36,7 @@ def normal_tools(tools: object) -> tuple[dict[str, Any], ...]:
         raise InvalidRequest(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are taken")
     for tool in tools:
         if not isinstance(tool, Mapping) or not tool:
-            raise InvalidRequest(f"a tool must be a map, not {shown(tool)}")
+            raise InvalidRequest(f"tools must hold maps, not {shown(tool)}")
     return tuple(plain_json("tools", tools, MAX_TOOLS_BYTES))
 
 

@@ -31,6 +31,11 @@ def asked(url: str = "/v1/completions", custom_id: str = "q", **body: Any) -> Ba
     return item
 
 
+def chat(**body: Any) -> BatchRequest:
+    """A request of the chat API."""
+    return asked("/v1/chat/completions", **CHAT, **body)
+
+
 def completion(text: str = "Hello", **changes: Any) -> Completion:
     """An answer, with some fields changed."""
     values: dict[str, Any] = {
@@ -69,7 +74,7 @@ def test_a_completion_has_the_shape_of_the_completions_api() -> None:
 
 def test_a_chat_answer_has_the_shape_of_the_chat_api() -> None:
     """The text is the content of an assistant's message."""
-    body = answer(asked("/v1/chat/completions", **CHAT), completion())["response"]["body"]
+    body = answer(chat(), completion())["response"]["body"]
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "Hello"
     assert body["choices"][0]["message"]["role"] == "assistant"
@@ -87,13 +92,63 @@ def test_all_n_answers_are_listed_and_the_prompt_is_counted_once() -> None:
 def test_logprobs_name_tokens_by_id() -> None:
     """Both shapes of logprobs carry ids and finite numbers."""
     logprobs = (TokenLogprob(5, -0.5, ((5, -0.5), (9, -1.5))),)
-    chat = answer(asked("/v1/chat/completions", **CHAT), completion(logprobs=logprobs))
-    [content] = chat["response"]["body"]["choices"][0]["logprobs"]["content"]
+    spoken = answer(chat(), completion(logprobs=logprobs))
+    [content] = spoken["response"]["body"]["choices"][0]["logprobs"]["content"]
     assert (content["token"], content["logprob"]) == ("token_id:5", -0.5)
     assert [top["token"] for top in content["top_logprobs"]] == ["token_id:5", "token_id:9"]
     plain = answer(asked(), completion(logprobs=logprobs))
     shape = plain["response"]["body"]["choices"][0]["logprobs"]
     assert shape["top_logprobs"] == [{"token_id:5": -0.5, "token_id:9": -1.5}]
+
+
+PROMPT_SCORES = (None, TokenLogprob(8, -2.0, ((7, -0.25),)))
+SCORES = (TokenLogprob(5, -0.5, ((5, -0.5),)),)
+
+
+def test_an_echoed_prompt_has_its_logprobs_before_those_of_the_answer() -> None:
+    """Each list covers the whole text; the first token has no logprob, as in the OpenAI API."""
+    request = asked(prompt=[3, 8], echo=True, logprobs=1)
+    result = completion(logprobs=SCORES, prompt_logprobs=PROMPT_SCORES)
+    [choice] = answer(request, result)["response"]["body"]["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["token_id:3", "token_id:8", "token_id:5"],
+        "token_logprobs": [None, -2.0, -0.5],
+        "top_logprobs": [None, {"token_id:7": -0.25}, {"token_id:5": -0.5}],
+    }
+
+
+def test_the_first_token_of_an_echoed_text_has_no_name() -> None:
+    """No tokenizer runs here, so where the prompt was text its first id is not known."""
+    request = asked(prompt="Hi", echo=True, logprobs=1)
+    result = completion(logprobs=None, prompt_logprobs=PROMPT_SCORES)
+    [choice] = answer(request, result)["response"]["body"]["choices"]
+    assert choice["logprobs"]["tokens"] == [None, "token_id:8"]
+
+
+def test_logprobs_of_the_prompt_alone_are_no_logprobs_of_the_text() -> None:
+    """Who asks for the one does not get the other, with or without an echo."""
+    for request in (asked(prompt="Hi", prompt_logprobs=1, echo=True), asked()):
+        result = completion(prompt_logprobs=PROMPT_SCORES)
+        [choice] = answer(request, result)["response"]["body"]["choices"]
+        assert choice["logprobs"] is None
+        assert len(choice["prompt_logprobs"]) == 2
+
+
+def test_logprobs_of_the_prompt_have_the_shape_of_vllm() -> None:
+    """A map from ids for each token; a rank beyond those that were asked for is not known."""
+    expected = [
+        None,
+        {
+            "8": {"logprob": -2.0, "rank": None, "decoded_token": None},
+            "7": {"logprob": -0.25, "rank": 1, "decoded_token": None},
+        },
+    ]
+    result = completion(prompt_logprobs=PROMPT_SCORES)
+    text = answer(asked(), result)["response"]["body"]
+    spoken = answer(chat(), result)["response"]["body"]
+    assert text["choices"][0]["prompt_logprobs"] == spoken["prompt_logprobs"] == expected
+    assert "prompt_logprobs" not in spoken["choices"][0]
+    assert "prompt_logprobs" not in answer(asked(), completion())["response"]["body"]["choices"][0]
 
 
 def test_an_error_is_found_by_either_habit_of_reading() -> None:
@@ -145,8 +200,13 @@ def test_a_request_id_tells_files_lines_texts_and_tries_apart(tmp_path: Any) -> 
         request_id(batch, asked(custom_id="p"), 1),
         request_id(batch, asked(prompt="Ho"), 1),
         request_id(batch, asked(prompt="Hi", temperature=0), 1),
+        request_id(batch, chat(), 1),
+        request_id(batch, chat(tools=[{"type": "function"}]), 1),
+        request_id(batch, chat(chat_template_kwargs={"x": 1}), 1),
+        request_id(batch, chat(guided_json={"properties": {"a": {}, "b": {}}}), 1),
+        request_id(batch, chat(guided_json={"properties": {"b": {}, "a": {}}}), 1),
     }
-    assert len(ids) == 6
+    assert len(ids) == 11
 
 
 @pytest.mark.parametrize("custom_id", ["plain-1", "with space", "ü" * 500, "a/b:c", "x" * 1000])

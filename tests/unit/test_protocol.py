@@ -134,7 +134,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"s": {"nice": 1}}, ErrorCode.INVALID_REQUEST, "unknown sampling option 'nice'"),
     ({"tools": [{"x": 1}]}, ErrorCode.INVALID_REQUEST, "tools needs messages"),
     ({"tmpl": {"x": 1}}, ErrorCode.INVALID_REQUEST, "chat_template_kwargs needs messages"),
-    ({"tools": ["f"]}, ErrorCode.INVALID_REQUEST, "a tool must be a map, not 'f'"),
+    ({"tools": ["f"]}, ErrorCode.INVALID_REQUEST, "tools must hold maps, not 'f'"),
     ({"tmpl": {"tools": 1}}, ErrorCode.INVALID_REQUEST, "must not set 'tools'"),
     ({"tmpl": {"x": math.nan}}, ErrorCode.INVALID_REQUEST, "nan"),
     (

@@ -32,8 +32,8 @@ def test_tools_are_a_tuple_of_maps(tools: Any, expected: Any) -> None:
     [
         ("f", "tools must be a list, not 'f'"),
         (TOOL, "tools must be a list, not {"),
-        (["f"], "a tool must be a map, not 'f'"),
-        ([{}], "a tool must be a map, not {}"),
+        (["f"], "tools must hold maps, not 'f'"),
+        ([{}], "tools must hold maps, not {}"),
         ([{"x": math.nan}], "must be a finite number, not nan"),
         ([{"x": {1, 2}}], "which JSON does not know"),
         ([TOOL] * (MAX_TOOLS + 1), "entries, at most"),

@@ -7,22 +7,18 @@ that silently ignores it would answer another question.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.cli.batch_sampling import SAMPLING_FIELDS, read_sampling
 from headrace.errors import InvalidRequest
 from headrace.protocol import check_prompt
 from headrace.sampling import SamplingParams
+from headrace.template_options import normal_template_kwargs, normal_tools
 from headrace.types import Message
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
-
-COMPLETIONS_MAX_TOKENS = 16
-"""What the OpenAI API takes when a completions body names no ``max_tokens``."""
-
-# Those whose spelling differs between the two APIs are mapped below.
-SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"max_tokens", "logprobs"}
 
 IGNORED_FIELDS = {
     "user",
@@ -38,17 +34,26 @@ IGNORED_FIELDS = {
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "stream": (False,),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
-    "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
-"""Fields that are taken only at the value at which they ask for nothing."""
+"""Fields that are taken only at the value at which they ask for nothing.
+
+An answer is text: no tool call is read from it, so ``tool_choice`` cannot promise one.
+"""
+
+CHAT_FIELDS = {
+    *("messages", "max_completion_tokens", "top_logprobs", "tools", "chat_template_kwargs"),
+}
+CHAT_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "echo": (False,),  # here it means that the answer continues the last message
+}
+COMPLETIONS_FIELDS = {"prompt", "echo"}
+COMPLETIONS_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"tools": ([],)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class BatchBody:
     prompt: str | list[int] | None  # exactly one of prompt and messages
     messages: list[Message] | None
     model: str | None  # None: whatever the queue's workers serve
+    tools: tuple[dict[str, Any], ...] = ()  # for the chat template, as are its variables
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def read_body(url: str, body: object, default_max_tokens: int | None = None) -> BatchBody:
@@ -70,51 +77,31 @@ def read_body(url: str, body: object, default_max_tokens: int | None = None) -> 
     is_chat = url == CHAT_URL
     _refuse_unknown(given, is_chat)
     return BatchBody(
-        sampling=_sampling(given, is_chat, default_max_tokens),
+        sampling=read_sampling(given, is_chat, default_max_tokens),
         prompt=None if is_chat else _prompt(given.get("prompt")),
         messages=_messages(given.get("messages")) if is_chat else None,
         model=_model(given.get("model")),
+        tools=_tools(given),
+        chat_template_kwargs=normal_template_kwargs(given.get("chat_template_kwargs")),
     )
 
 
 def _refuse_unknown(given: dict[str, Any], is_chat: bool) -> None:
-    own = {"messages", "top_logprobs", "max_completion_tokens"} if is_chat else {"prompt"}
-    taken = SAMPLING_FIELDS | IGNORED_FIELDS | own | {"model", "max_tokens", "logprobs"}
+    own = CHAT_FIELDS if is_chat else COMPLETIONS_FIELDS
+    taken = SAMPLING_FIELDS | IGNORED_FIELDS | own | {"model"}
+    neutral = NEUTRAL_VALUES | (CHAT_NEUTRAL_VALUES if is_chat else COMPLETIONS_NEUTRAL_VALUES)
     for name, value in given.items():
-        if name in NEUTRAL_VALUES:
+        if name in neutral:
             # == alone would take 0 for false and 1.0 for 1.
-            if not any(type(value) is type(v) and value == v for v in NEUTRAL_VALUES[name]):
+            if not any(type(value) is type(v) and value == v for v in neutral[name]):
                 raise InvalidRequest(f"{name} = {value!r} is not supported")
         elif name not in taken:
             raise InvalidRequest(f"{name!r} is not supported; it would change the answer")
 
 
-def _sampling(
-    given: dict[str, Any], is_chat: bool, default_max_tokens: int | None
-) -> SamplingParams:
-    options = {name: value for name, value in given.items() if name in SAMPLING_FIELDS}
-    options["max_tokens"] = _max_tokens(given, is_chat, default_max_tokens)
-    options["logprobs"] = _chat_logprobs(given) if is_chat else given.get("logprobs")
-    return SamplingParams.from_wire(options)
-
-
-def _max_tokens(given: dict[str, Any], is_chat: bool, default: int | None) -> object:
-    old, new = given.get("max_tokens"), given.get("max_completion_tokens")
-    if old is not None and new is not None and old != new:
-        raise InvalidRequest(f"max_tokens {old!r} and max_completion_tokens {new!r} disagree")
-    limit = new if new is not None else old
-    if limit is not None:
-        return limit
-    return default if default is not None or is_chat else COMPLETIONS_MAX_TOKENS
-
-
-def _chat_logprobs(given: dict[str, Any]) -> object:
-    wanted, top = given.get("logprobs", False), given.get("top_logprobs")
-    if not isinstance(wanted, bool):
-        raise InvalidRequest(f"logprobs must be true or false, not {wanted!r}")
-    if top is not None and not wanted:
-        raise InvalidRequest(f"top_logprobs {top!r} needs logprobs = true")
-    return (top if top is not None else 0) if wanted else None
+def _tools(given: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    tools = normal_tools(given.get("tools"))
+    return () if given.get("tool_choice") == "none" else tools
 
 
 def _prompt(prompt: object) -> str | list[int]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from headrace.cli.batch_body import BatchBody
 from headrace.cli.batch_file import BatchRequest, id_digest
@@ -32,6 +33,8 @@ def request_id(batch: str, request: BatchRequest, attempt: int) -> str:
 
 
 def _body_digest(body: BatchBody) -> str:
-    asked = [body.prompt, body.messages, body.sampling.to_wire(), body.model]
-    text = json.dumps(asked, sort_keys=True)
+    asked: list[Any] = [body.prompt, body.messages, body.sampling.to_wire(), body.model]
+    if body.tools or body.chat_template_kwargs:
+        asked += [body.tools, body.chat_template_kwargs]
+    text = json.dumps(asked)  # keys as they stand: an answer has the properties in their order
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -7,8 +7,9 @@ from typing import Any
 
 from headrace.cli.batch_body import CHAT_URL
 from headrace.cli.batch_file import BatchRequest, shorten
+from headrace.cli.batch_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from headrace.errors import ErrorCode
-from headrace.types import Completion, TokenLogprob
+from headrace.types import Completion
 
 HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INVALID_REQUEST: 400,
@@ -45,9 +46,11 @@ def answer_line(
         "object": "chat.completion" if is_chat else "text_completion",
         "created": created_s,
         "model": model,
-        "choices": [_choice(index, choice, is_chat) for index, choice in enumerate(choices)],
+        "choices": [_choice(index, choice, request) for index, choice in enumerate(choices)],
         "usage": _usage(choices),
     }
+    if is_chat:
+        body |= _prompt_logprobs(completion)
     response = {"status_code": 200, "request_id": completion.request_id, "body": body}
     return {"id": line_id, "custom_id": request.custom_id, "response": response, "error": None}
 
@@ -77,20 +80,22 @@ def encode_line(line: dict[str, Any]) -> bytes:
         return json.dumps(line, allow_nan=False).encode() + b"\n"
 
 
-def _choice(index: int, completion: Completion, is_chat: bool) -> dict[str, Any]:
-    said: dict[str, Any] = (
-        {"message": {"role": "assistant", "content": completion.text, "refusal": None}}
-        if is_chat
-        else {"text": completion.text}
-    )
-    logprobs = completion.logprobs
-    shape = _chat_logprobs if is_chat else _completion_logprobs
-    return {
-        "index": index,
-        **said,
-        "logprobs": None if logprobs is None else shape(logprobs),
-        "finish_reason": completion.finish_reason.value,
-    }
+def _choice(index: int, completion: Completion, request: BatchRequest) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index}
+    if request.url == CHAT_URL:
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        choice |= {"message": message, "logprobs": chat_logprobs(completion)}
+    else:
+        logprobs = completion_logprobs(completion, request.body)
+        choice |= {"text": completion.text, "logprobs": logprobs}
+        choice |= _prompt_logprobs(completion)
+    return {**choice, "finish_reason": completion.finish_reason.value}
+
+
+def _prompt_logprobs(completion: Completion) -> dict[str, Any]:
+    """They are vLLM's, and stand where vLLM puts them: a chat has them once, beside its choices."""
+    scores = completion.prompt_logprobs
+    return {} if scores is None else {"prompt_logprobs": prompt_logprobs(scores)}
 
 
 def _usage(choices: tuple[Completion, ...]) -> dict[str, Any]:
@@ -103,32 +108,3 @@ def _usage(choices: tuple[Completion, ...]) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": choices[0].usage.cached_tokens},
     }
-
-
-def _chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token": _token(token_id), "logprob": logprob, "bytes": None}
-
-    return {
-        "content": [
-            {
-                **entry(token.token_id, token.logprob),
-                "top_logprobs": [entry(token_id, value) for token_id, value in token.top],
-            }
-            for token in logprobs
-        ],
-        "refusal": None,
-    }
-
-
-def _completion_logprobs(logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    return {
-        "tokens": [_token(token.token_id) for token in logprobs],
-        "token_logprobs": [token.logprob for token in logprobs],
-        "top_logprobs": [{_token(i): value for i, value in token.top} for token in logprobs],
-    }
-
-
-def _token(token_id: int) -> str:
-    """Name a token by its id: its text is the tokenizer's, and no tokenizer runs here."""
-    return f"token_id:{token_id}"

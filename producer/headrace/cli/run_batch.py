@@ -68,10 +68,11 @@ def run_batch(
     and attaches to what is still in the queue. Exit code 0 when every line was answered, 1 when
     some failed.
 
-    Taken from a body: messages or prompt, model, and the sampling options; without max_tokens a
-    chat line runs to the end of the context and a completions line stops at 16, as in the OpenAI
-    API. Ignored: user, metadata, store, stream_options, service_tier, safety_identifier,
-    prompt_cache_key, parallel_tool_calls. Anything else is an error of its line.
+    Taken from a body: messages or prompt, model, tools, and the sampling options as OpenAI and vLLM
+    spell them (docs/requests.md); without max_tokens a chat line runs to the end of the context and
+    a completions line stops at 16, as in the OpenAI API. Ignored: user, metadata, store,
+    stream_options, service_tier, safety_identifier, prompt_cache_key, parallel_tool_calls. Anything
+    else is an error of its line.
     """
     plan = BatchPlan(
         source=None if source == "-" else Path(source),
@@ -149,6 +150,8 @@ def _asker(client: AsyncClient, priority: int) -> Ask:
         )
         if body.messages is not None:
             options_given["messages"] = body.messages
+            options_given["tools"] = body.tools
+            options_given["chat_template_kwargs"] = body.chat_template_kwargs
         if body.model is not None:
             options_given["model"] = body.model
         # Stopping the run leaves its requests in the queue, where the next run finds them.
