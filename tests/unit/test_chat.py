@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -99,3 +100,98 @@ def test_a_model_without_template_takes_prompts_only() -> None:
     """The error says what to send instead."""
     with pytest.raises(InvalidRequest, match="send a prompt"):
         byte_level_tokenizer(chat_template=None).encode_chat(Chat([USER]))
+
+
+CALL: dict[str, Any] = {"function": {"name": "f", "arguments": '{"x": [1, "é"]}'}}
+MAPS = "{% for c in messages[0].tool_calls %}{{ c.function.arguments.items() | list }}{% endfor %}"
+TEXTS = "{% for c in messages[0].tool_calls %}{{ 'call ' + c.function.arguments }}{% endfor %}"
+
+
+def _with_call(template: str, **function: Any) -> str:
+    call = {**CALL, "function": {**CALL["function"], **function}}
+    chat = Chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    return byte_level_tokenizer(chat_template=template).render_chat(chat)
+
+
+def test_arguments_of_tool_calls_are_maps_for_the_template() -> None:
+    """The OpenAI API has them as JSON text, and templates go through their items."""
+    assert _with_call(MAPS) == "[('x', [1, 'é'])]"
+    assert _with_call(MAPS, arguments={"x": 1}) == "[('x', 1)]"
+    assert _with_call(MAPS, arguments="") == "[]"
+
+
+def test_arguments_stay_text_for_a_template_that_joins_them() -> None:
+    """A template that fails over maps gets what the client sent."""
+    assert _with_call(TEXTS) == """call {"x": [1, "é"]}"""
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "7", "[" * 100_000])
+def test_arguments_that_are_no_map_stay_text(arguments: str) -> None:
+    """A model's own malformed call does not end the chat in which it was made."""
+    assert _with_call(TEXTS, arguments=arguments) == f"call {arguments}"
+
+
+def test_null_fields_are_absent() -> None:
+    """B41: a message with tool_calls null has no tool calls, and content null is no text."""
+    template = "{{ messages[0].tool_calls is defined }}{{ messages[0].content }}."
+    chat = Chat([{"role": "assistant", "content": None, "tool_calls": None}])
+    assert byte_level_tokenizer(chat_template=template).render_chat(chat) == "False."
+
+
+def test_an_answer_of_a_tool_is_rendered() -> None:
+    """A tool's message keeps its role, its call's id, and its text."""
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.tool_call_id }}: {{ m.content }}{% endfor %}"
+    )
+    chat = Chat(
+        [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "4"}]}]
+    )
+    assert byte_level_tokenizer(chat_template=template).render_chat(chat) == "tool c1: 4"
+
+
+def test_two_turns_of_the_user_are_the_template_s_to_refuse() -> None:
+    """B41: roles user, user pass where the template takes them, and else fail in its words."""
+    strict = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    assert BYTE_LEVEL.render_chat(Chat([USER, USER])).count("[user]Hi") == 2
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        byte_level_tokenizer(chat_template=strict).render_chat(Chat([USER, USER]))
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+
+
+def test_tools_reach_the_template() -> None:
+    """The template sees them as they were sent; without any it sees none."""
+    tokenizer = byte_level_tokenizer(chat_template="{{ tools | tojson }}")
+    assert tokenizer.render_chat(Chat([USER], tools=[TOOL])) == json.dumps([TOOL])
+    assert tokenizer.render_chat(Chat([USER])) == "null"
+
+
+def test_a_template_for_tools_is_taken_when_there_are_some() -> None:
+    """Models with two templates have one for chats with tools."""
+    tokenizer = byte_level_tokenizer(tool_template="{{ tools[0].function.name }}")
+    assert tokenizer.render_chat(Chat([USER], tools=[TOOL])) == "look_up"
+    assert tokenizer.render_chat(Chat([USER])).startswith("<s>[user]")
+
+
+def test_tools_that_a_template_would_not_show_are_refused() -> None:
+    """A model that never hears of its tools cannot call them, so the request is told."""
+    with pytest.raises(InvalidRequest, match="no place for tools"):
+        BYTE_LEVEL.render_chat(Chat([USER], tools=[TOOL]))
+
+
+def test_variables_reach_the_template() -> None:
+    """What a template asks for by name can be set; others do nothing, as in transformers."""
+    tokenizer = byte_level_tokenizer(chat_template="{{ 'hm' if enable_thinking else 'so' }}")
+    thinking = {"enable_thinking": True, "other": [1]}
+    assert tokenizer.render_chat(Chat([USER], variables=thinking)) == "hm"
+    assert tokenizer.render_chat(Chat([USER])) == "so"
+
+
+def test_variables_that_trip_the_template_fail_the_request_alone() -> None:
+    """Documents have to be maps, as transformers says."""
+    with pytest.raises(InvalidRequest, match="Documents"):
+        BYTE_LEVEL.render_chat(Chat([USER], variables={"documents": ["x"]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -149,19 +150,52 @@ def test_both_kinds_of_held_text_are_flushed_in_order() -> None:
     assert (detokenizer.finish(), detokenizer.finish()) == ("DE\ufffd", "")
 
 
+def test_an_included_stop_string_is_the_end_of_the_text() -> None:
+    """The text ends with the stop string, whatever else its token holds; the tail is empty."""
+    detokenizer = Detokenizer(_scripted("a", "...b"), ("..",), include_stop=True)
+    assert [detokenizer.append(i).text for i in (0, 1)] == ["a", ".."]
+    assert detokenizer.finish() == ""
+
+
+def test_an_echo_goes_before_the_first_piece() -> None:
+    """It comes with the first token, also when that has no text of its own, and only then."""
+    first, second = byte_ids(BYTE_LEVEL, "é".encode())
+    detokenizer = Detokenizer(BYTE_LEVEL.token_bytes, echo="Say: ")
+    assert [detokenizer.append(i).text for i in (first, second, first)] == ["Say: ", "é", ""]
+
+
+def test_stop_strings_do_not_look_at_the_echo() -> None:
+    """A stop string in the prompt, or one that begins there, stops nothing."""
+    detokenizer = Detokenizer(_scripted("D", "x"), ("END",), echo="END EN")
+    assert [detokenizer.append(i).text for i in (0, 1)] == ["END END", "x"]
+    assert not detokenizer.stopped
+
+
+def test_a_first_token_that_completes_a_stop_string_still_brings_the_echo() -> None:
+    """The text is the prompt's alone, and the output is over."""
+    piece = Detokenizer(_scripted("STOP"), ("STOP",), echo="Say: ").append(0)
+    assert (piece.text, piece.stopped) == ("Say: ", True)
+
+
+def test_an_output_without_tokens_has_no_echo() -> None:
+    """A request that ended before its first token has no text at all."""
+    assert Detokenizer(_scripted(), echo="Say: ").finish() == ""
+
+
 @given(
     token_ids=st.lists(st.integers(min_value=0, max_value=3), max_size=20),
     cut=st.integers(min_value=0, max_value=20),
     min_tokens=st.integers(min_value=0, max_value=6),
+    options=st.fixed_dictionaries({"include_stop": st.booleans(), "echo": st.text("ab")}),
 )
 def test_a_takeover_goes_on_where_the_text_was(
-    token_ids: list[int], cut: int, min_tokens: int
+    token_ids: list[int], cut: int, min_tokens: int, options: dict[str, Any]
 ) -> None:
     """Replaying the emitted tokens gives the same pieces, so what was shown stays shown."""
     texts = _scripted("a", "b", "ab", "ba")
-    one = Detokenizer(texts, ("abba", "aab"), min_tokens)
+    one = Detokenizer(texts, ("abba", "aab"), min_tokens, **options)
     shown = [one.append(token_id) for token_id in token_ids]
-    two = Detokenizer(texts, ("abba", "aab"), min_tokens)
+    two = Detokenizer(texts, ("abba", "aab"), min_tokens, **options)
     assert [two.append(token_id) for token_id in token_ids[:cut]] == shown[:cut]
     assert [two.append(token_id) for token_id in token_ids[cut:]] == shown[cut:]
     assert two.finish() == one.finish()

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from headrace_worker.serving.stop_strings import StopScanner
 
 
-def _stream(stop: tuple[str, ...], *pieces: str) -> tuple[list[str], bool]:
+def _stream(
+    stop: tuple[str, ...], *pieces: str, include_stop: bool = False
+) -> tuple[list[str], bool]:
     """Feed pieces until a match; return what was shown, the flushed tail last."""
-    scanner, shown = StopScanner(stop), []
+    scanner, shown = StopScanner(stop, include_stop=include_stop), []
     for piece in pieces:
         scan = scanner.feed(piece)
         shown.append(scan.text)
@@ -20,12 +22,12 @@ def _stream(stop: tuple[str, ...], *pieces: str) -> tuple[list[str], bool]:
     return [*shown, scanner.flush()], False
 
 
-def _oracle(stop: tuple[str, ...], text: str) -> tuple[str, bool]:
+def _oracle(stop: tuple[str, ...], text: str, include_stop: bool) -> tuple[str, bool]:
     """Look at the whole text one end at a time, longest stop string first."""
     for end in range(1, len(text) + 1):
         for candidate in sorted(stop, key=len, reverse=True):
             if text[:end].endswith(candidate):
-                return text[: end - len(candidate)], True
+                return text[: end if include_stop else end - len(candidate)], True
     return text, False
 
 
@@ -55,6 +57,17 @@ def test_held_text_is_shown_once_it_cannot_become_a_stop_string() -> None:
 def test_a_stop_string_inside_a_larger_token_cuts_the_token() -> None:
     """B06: "a", "...b" with stop ".." shows "a"."""
     assert _stream(("..",), "a", "...b") == (["a", ""], True)
+
+
+def test_with_include_stop_the_output_ends_with_the_stop_string() -> None:
+    """B06: "a", "...b" with stop ".." shows "a..", and nothing behind it."""
+    assert _stream(("..",), "a", "...b", include_stop=True) == (["a", ".."], True)
+
+
+def test_an_included_stop_string_over_several_tokens_is_shown_when_it_is_whole() -> None:
+    """Until then it could have been ordinary text that goes on."""
+    shown, matched = _stream(("DEFGHIJ",), "ABCDEF", "GHI", "JK", include_stop=True)
+    assert (shown, matched) == (["ABC", "", "DEFGHIJ"], True)
 
 
 @pytest.mark.parametrize("pieces", [("wxyz",), ("w", "x", "y", "z"), ("wx", "yz")])
@@ -116,11 +129,11 @@ _TEXTS = st.text("ab", max_size=12)
 _STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
 
-@given(_STOPS, st.lists(st.text("ab", max_size=4), max_size=8))
-def test_pieces_do_not_matter(stop: tuple[str, ...], pieces: list[str]) -> None:
+@given(_STOPS, st.lists(st.text("ab", max_size=4), max_size=8), st.booleans())
+def test_pieces_do_not_matter(stop: tuple[str, ...], pieces: list[str], include_stop: bool) -> None:
     """However text is split, the output is that of looking at the whole of it."""
-    shown, matched = _stream(stop, *pieces)
-    assert ("".join(shown), matched) == _oracle(stop, "".join(pieces))
+    shown, matched = _stream(stop, *pieces, include_stop=include_stop)
+    assert ("".join(shown), matched) == _oracle(stop, "".join(pieces), include_stop)
 
 
 @given(_STOPS, _TEXTS)
