@@ -1,167 +1,116 @@
-"""Response formats become grammars that hold to the letter, or a "no" with the library's reason."""
+"""The form of an answer: which forms there are, their one spelling, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+import math
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
+from headrace.checks import MAX_JSON_DEPTH, MAX_SHOWN
 from headrace.errors import InvalidRequest
-from headrace_worker.serving.response_format import MAX_REASON, make_grammar
+from headrace.response_format import (
+    MAX_CHOICES,
+    MAX_RESPONSE_FORMAT_BYTES,
+    normal_response_format,
+)
 
-JSON_OBJECT = {"type": "json_object"}
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"minimum": 0.5}}}
 
 
-def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"schema": schema}}
-
-
-def _regex(regex: str) -> dict[str, Any]:
-    return {"type": "regex", "regex": regex}
-
-
-def _takes(form: dict[str, Any], text: str) -> bool:
-    """Say whether a text is a complete answer of this form."""
-    matcher = LLMatcher(LLTokenizer("byte"), make_grammar(form), log_level=0)
-    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and (
-        matcher.is_accepting()
-    )
+def json_schema(**content: Any) -> dict[str, Any]:
+    """Return a response format of a schema, as the OpenAI API spells it."""
+    return {"type": "json_schema", "json_schema": content}
 
 
 @pytest.mark.parametrize(
-    ("form", "good", "bad"),
+    ("form", "normal"),
     [
-        (JSON_OBJECT, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "7", '{"a": 1', "{} x"]),
-        (_schema(PERSON), ['{"name": "Ada", "age": 36}'], ['{"name": "Ada"}', '{"age": 3}', "{}"]),
-        (_schema({"enum": ["x", 7]}), ['"x"', "7"], ["x", "8"]),
-        (_regex("[ab]+/x"), ["a/x", "abba/x"], ["/x", "a/", "a/xx"]),
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (json_schema(schema=SCHEMA), json_schema(schema=SCHEMA)),
+        (json_schema(name="n", description="d", schema={}, strict=True), json_schema(schema={})),
+        (json_schema(name=None, schema={}, strict=None), json_schema(schema={})),
+        ({"regex": "a+", "type": "regex"}, {"type": "regex", "regex": "a+"}),
         (
-            {"type": "choice", "choice": ["yes", "yes/no", '"\\\n🌶']},
-            ["yes", "yes/no", '"\\\n🌶'],
-            ["no"],
+            {"type": "choice", "choice": ("yes", "no", "yes")},
+            {"type": "choice", "choice": ["yes", "no"]},
         ),
     ],
 )
-def test_a_form_takes_what_has_it_and_nothing_else(
-    form: dict[str, Any], good: list[str], bad: list[str]
-) -> None:
-    """Objects, schemas, expressions and choices are held to the last character."""
-    assert [text for text in good if not _takes(form, text)] == []
-    assert [text for text in bad if _takes(form, text)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "is_taken"),
-    [
-        ('{"a":1,"b":[1,2]}', True),
-        ('{"a": 1, "b": [1, 2]}', True),
-        ('{ "a" : 1 }', True),
-        ('{"a":  1}', False),
-        ('{"a":\n1}', False),
-        (' {"a": 1}', False),
-        ('{"a": 1} ', False),
-    ],
-)
-def test_json_has_at_most_one_space_between_its_parts(text: str, is_taken: bool) -> None:
-    """A model cannot lose itself in white space, and writes on one line."""
-    assert _takes(JSON_OBJECT, text) is is_taken
-
-
-def test_properties_come_in_the_order_of_the_schema() -> None:
-    """What a schema asks for first, such as a reason, is written first."""
-    properties = {"why": {"type": "string"}, "answer": {"type": "boolean"}}
-    form = _schema({"type": "object", "properties": properties, "required": ["why", "answer"]})
-    assert _takes(form, '{"why": "so", "answer": true}')
-    assert not _takes(form, '{"answer": true, "why": "so"}')
+def test_every_form_has_one_spelling(form: Any, normal: Any) -> None:
+    """What changes no answer is dropped, keys get their order, and normal forms stay."""
+    assert json.dumps(normal_response_format(form)) == json.dumps(normal)
+    assert normal_response_format(normal) == normal
 
 
 @pytest.mark.parametrize(
     ("form", "named"),
     [
-        (_schema({"type": "nope"}), "nope"),
-        (_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (_schema({"type": "object", "properties": {"a": {"not": {}}}}), "not"),
-        (_schema({"if": {}, "then": {}}), "if"),
-        (_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "oneOf"),
-        (_schema({"$ref": "http://example.com/s"}), "http://example.com/s"),
-        (_schema({"type": "string", "format": "nope"}), "nope"),
-        (_schema({"type": "string", "pattern": "("}), "unclosed group"),
-        (_schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
-        (_schema({"enum": []}), "Unsatisfiable"),
-        (_regex("("), "unclosed group"),
-        (_regex("(?=x)a"), "look-around"),
-        (_regex("[a&&b]"), "cannot be held to"),
-        (_regex("a\\"), "inside an escape"),
-        (_regex("\\"), "inside an escape"),
-        ({"type": "xml"}, "xml"),
+        ("json", "response_format must be a map, not 'json'"),
+        ({}, "response_format.type must be one of"),
+        ({"type": "xml"}, "not 'xml'"),
+        ({"type": ["text"]}, "not ['text']"),
+        ({"type": "text", "regex": "a"}, "of type 'text' does not take 'regex'"),
+        ({"type": "json_object", "schema": {}}, "does not take 'schema'"),
+        ({"type": "json_object", 5: {}}, "does not take 5"),
+        ({"type": "json_schema"}, "json_schema must be a map with a schema, not None"),
+        (json_schema(), "json_schema.schema must be a map, not None"),
+        (json_schema(schema="{}"), "json_schema.schema must be a map, not '{}'"),
+        (json_schema(schema=True), "not True"),
+        (json_schema(schema={}, strict=1), "json_schema.strict must be true or false, not 1"),
+        (json_schema(schema={}, name=5), "json_schema.name must be text, not 5"),
+        (json_schema(schema={}, example={}), "does not take 'example'"),
+        (json_schema(schema={"minimum": math.nan}), "must be a finite number, not nan"),
+        (json_schema(schema={"enum": [math.inf]}), "must be a finite number, not inf"),
+        (json_schema(schema={"const": b"x"}), "holds b'x', which JSON does not know"),
+        (json_schema(schema={1: "x"}), "has the key 1, which is not text"),
+        (json_schema(schema={"title": "\ud800"}), "cannot be encoded"),
+        (json_schema(schema={"title": "x" * MAX_RESPONSE_FORMAT_BYTES}), "bytes, at most"),
+        ({"type": "regex"}, "regex must be text, not None"),
+        ({"type": "regex", "regex": ""}, "regex must be text, not ''"),
+        ({"type": "regex", "regex": 7}, "regex must be text, not 7"),
+        ({"type": "regex", "regex": "x" * MAX_RESPONSE_FORMAT_BYTES}, "bytes, at most"),
+        ({"type": "choice"}, "choice must be a list, not None"),
+        ({"type": "choice", "choice": "yes"}, "choice must be a list, not 'yes'"),
+        ({"type": "choice", "choice": []}, "choice is empty"),
+        ({"type": "choice", "choice": [""]}, "not ''"),
+        ({"type": "choice", "choice": [1]}, "not 1"),
+        ({"type": "choice", "choice": ["x"] * (MAX_CHOICES + 1)}, "entries, at most"),
     ],
 )
-def test_a_form_that_cannot_be_held_to_is_refused_by_name(form: dict[str, Any], named: str) -> None:
-    """B49: what is invalid, unsatisfiable or not supported is that request's error, in words."""
-    with pytest.raises(InvalidRequest, match="response_format") as caught:
-        make_grammar(form)
+def test_what_is_no_form_is_refused_by_name(form: Any, named: str) -> None:
+    """A wrong type, key, value or size raises InvalidRequest that names it."""
+    with pytest.raises(InvalidRequest) as caught:
+        normal_response_format(form)
     assert named in caught.value.message
-    assert len(caught.value.message) < 2 * MAX_REASON
-    assert "\n" not in caught.value.message
 
 
-def test_an_escaped_backslash_at_the_end_is_a_backslash() -> None:
-    """Only an escape that is cut short is refused."""
-    assert _takes(_regex("a\\\\"), "a\\")
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1, 100_000])
+def test_a_schema_has_a_greatest_depth(depth: int) -> None:
+    """One level more than the limit is refused, and so is a schema that would exhaust the stack."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"not": schema}
+    if depth <= MAX_JSON_DEPTH:
+        assert normal_response_format(json_schema(schema=schema)) is not None
+    else:
+        with pytest.raises(InvalidRequest, match="nested deeper than"):
+            normal_response_format(json_schema(schema=schema))
 
 
-def test_a_schema_cannot_loosen_its_own_rules() -> None:
-    """The library's options are not the client's to set, least of all "ignore what is unknown"."""
-    schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
-    with pytest.raises(InvalidRequest, match="must not set 'x-guidance'"):
-        make_grammar(_schema(schema))
+def test_a_form_is_a_copy() -> None:
+    """What its maker changes later changes no request."""
+    schema: dict[str, Any] = {"enum": [1]}
+    normal = normal_response_format(json_schema(schema=schema))
+    schema["enum"].append(2)
+    assert normal == json_schema(schema={"enum": [1]})
 
 
-@pytest.mark.parametrize("regex", ["(a{1000}){1000}", "(a?){1000}a{1000}"])
-def test_an_expression_that_explodes_is_refused_in_time(regex: str) -> None:
-    """Its states would fill the memory, and its first mask takes seconds: here, far less."""
-    before_s = time.process_time()
-    with pytest.raises(InvalidRequest, match="too many"):
-        make_grammar(_regex(regex))
-    assert time.process_time() - before_s < 1.0
-
-
-def test_large_forms_of_real_use_are_taken() -> None:
-    """A thousand choices, and three hundred properties, are within the bounds."""
-    choices = [f"choice number {n}" for n in range(1000)]
-    assert _takes({"type": "choice", "choice": choices}, "choice number 999")
-    properties = {f"p{n}": {"type": "string", "maxLength": 100} for n in range(300)}
-    assert _takes(_schema({"type": "object", "properties": properties}), '{"p299": "x"}')
-
-
-def test_the_check_brings_in_neither_torch_nor_numpy() -> None:
-    """The transport process stays as small as it was."""
-    script = (
-        "import sys\n"
-        "from headrace_worker.serving.response_format import make_grammar\n"
-        "assert 'llguidance' not in sys.modules, 'before it is needed'\n"
-        "make_grammar({'type': 'json_object'})\n"
-        "print(sorted({'llguidance', 'torch', 'numpy', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["['llguidance']"]
-
-
-def test_a_grammar_is_the_text_that_the_engine_compiles() -> None:
-    """It is JSON of the library's own form, equal for equal formats."""
-    grammar = make_grammar(_schema(PERSON))
-    assert json.loads(grammar)["grammars"][0]["json_schema"]["required"] == ["name", "age"]
-    assert make_grammar(json.loads(json.dumps(_schema(PERSON)))) == grammar
+def test_a_refusal_quotes_no_huge_value() -> None:
+    """A message stays short, whatever the value was."""
+    with pytest.raises(InvalidRequest) as caught:
+        normal_response_format({"type": "x" * 100_000})
+    assert len(caught.value.message) < MAX_SHOWN + 200
