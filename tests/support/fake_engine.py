@@ -23,7 +23,7 @@ from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
 from headrace_worker.engine.engine import Engine, RowResult
 from headrace_worker.engine.errors import EngineStepError
-from headrace_worker.engine.messages import EngineReady, SampledToken
+from headrace_worker.engine.messages import EngineReady, PromptLogprobs, SampledToken, TokenScore
 from headrace_worker.engine.process import run
 from headrace_worker.engine.scheduler import ScheduledSequence, Scheduler
 from headrace_worker.engine.sequence import Sequence
@@ -72,11 +72,21 @@ class FakeRunner:
         self._step_s = step_s
 
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
-        """Answer one token for each share that samples, unless a prompt asks for trouble."""
+        """Answer scores, and a token for each share that samples, unless a prompt is trouble."""
         for share in scheduled:
             _meet_misfortune(share.seq)
         time.sleep(self._step_s)
-        return [_sample(share.seq) for share in scheduled if share.samples]
+        scores = [_score(share) for share in scheduled if share.scored]
+        return [*scores, *(_sample(share.seq) for share in scheduled if share.samples)]
+
+
+def _score(share: ScheduledSequence) -> PromptLogprobs:
+    token_ids = [share.seq.token_ids[place] for place in share.scored]
+    num_best = share.seq.sampling.prompt_logprobs or 0
+    best = [((token_id, FAKE_LOGPROB),)[:num_best] for token_id in token_ids]
+    scores = zip(token_ids, best, strict=True)
+    told = tuple(TokenScore(token_id, FAKE_LOGPROB, top) for token_id, top in scores)
+    return PromptLogprobs(share.seq.seq_id, share.scored.start, told)
 
 
 def _sample(seq: Sequence) -> SampledToken:

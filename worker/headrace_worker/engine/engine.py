@@ -15,6 +15,7 @@ from typing import Protocol
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.messages import (
     AddSequence,
+    PromptLogprobs,
     SampledToken,
     SequenceFailure,
     SequenceFinish,
@@ -23,14 +24,18 @@ from headrace_worker.engine.messages import (
 from headrace_worker.engine.scheduler import Schedule, ScheduledSequence, Scheduler
 from headrace_worker.engine.sequence import Sequence
 
-RowResult = SampledToken | SequenceFailure
+RowResult = SampledToken | PromptLogprobs | SequenceFailure
 
 
 class Runner(Protocol):
     """Computes what was scheduled."""
 
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
-        """Run one forward; return a result for each share that samples, in their order.
+        """Run one forward; return what became of its rows.
+
+        That is a token or a failure for each share that samples, and scores, or a failure, for
+        each that reaches prompt tokens with scores owed. A sequence fails once, and then is told
+        nothing else.
 
         Raises EngineStepError naming one sequence when only that one cannot be computed: nothing
         was committed, and the others run again in the next step. Anything else it raises means that
@@ -70,11 +75,8 @@ class Engine:
         seq = Sequence(command, arrival=self.adds_seen)
         if failure := self._refusal(seq):
             self._failed.append(failure)
-        elif reason := seq.finish_reason(self.scheduler.admission.max_model_len):
-            self._finished.append((seq.seq_id, reason))
         else:
-            self._sequences[seq.seq_id] = seq
-            self.scheduler.add(seq)
+            self._enter(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """Drop sequences in any state and free their blocks; unknown ids are ignored."""
@@ -95,13 +97,13 @@ class Engine:
         schedule = self.scheduler.schedule()
         scheduled = _decodes_first(schedule)
         num_new_tokens = [share.num_new_tokens for share in scheduled]
-        tokens = self._commit(scheduled, self._execute(scheduled))
+        results = self._commit(scheduled, self._execute(scheduled))
         finished, self._finished = self._finished, []
         failed, self._failed = self._failed, []
         self._has_freed_blocks = False
         return StepOutcome(
             step=self.num_steps,
-            tokens=tuple(tokens),
+            tokens=tuple(result for result in results if isinstance(result, SampledToken)),
             finished=tuple(finished),
             failed=tuple(failed),
             admitted=tuple((seq.seq_id, seq.num_cached_tokens) for seq in schedule.admitted),
@@ -115,7 +117,16 @@ class Engine:
             num_scheduled_seqs=len(scheduled),
             adds_seen=self.adds_seen,
             step_s=perf_counter() - started_s,
+            prompt_logprobs=tuple(told for told in results if isinstance(told, PromptLogprobs)),
         )
+
+    def _enter(self, seq: Sequence) -> None:
+        seq.ended = seq.finish_reason(self.scheduler.admission.max_model_len)
+        if seq.ended and not seq.num_unscored_tokens:
+            self._finished.append((seq.seq_id, seq.ended))
+        else:
+            self._sequences[seq.seq_id] = seq
+            self.scheduler.add(seq)
 
     def _execute(self, scheduled: list[ScheduledSequence]) -> list[RowResult] | None:
         if not scheduled:
@@ -133,21 +144,35 @@ class Engine:
 
     def _commit(
         self, scheduled: list[ScheduledSequence], results: list[RowResult] | None
-    ) -> list[SampledToken]:
+    ) -> list[RowResult]:
         if results is None:  # the step did not happen
             return []
-        sampling = [share.seq for share in scheduled if share.samples]
+        sampling = {share.seq.seq_id for share in scheduled if share.samples}
         self.scheduler.commit(scheduled)
-        tokens = []
-        for seq, result in zip(sampling, results, strict=True):
-            if isinstance(result, SequenceFailure):
+        for result in results:
+            self._take(self._sequences[result.seq_id], result)
+        answered = {told.seq_id for told in results if not isinstance(told, PromptLogprobs)}
+        assert sampling <= answered, f"sequences {sampling - answered} were sampled without result"
+        return results
+
+    def _take(self, seq: Sequence, result: RowResult) -> None:
+        match result:
+            case SequenceFailure():
                 self._fail(result)
-                continue
-            tokens.append(result)
-            seq.token_ids.append(result.token_id)
-            if reason := seq.finish_reason(self.scheduler.admission.max_model_len):
-                self._finish(seq, reason)
-        return tokens
+            case PromptLogprobs():
+                self._take_scores(seq, len(result.scores))
+            case SampledToken():
+                self._take_token(seq, result.token_id)
+
+    def _take_scores(self, seq: Sequence, num_scores: int) -> None:
+        seq.num_scored_tokens += num_scores
+        if seq.ended and not seq.num_unscored_tokens:
+            self._finish(seq, seq.ended)
+
+    def _take_token(self, seq: Sequence, token_id: int) -> None:
+        seq.token_ids.append(token_id)
+        if reason := seq.finish_reason(self.scheduler.admission.max_model_len):
+            self._finish(seq, reason)
 
     def _finish(self, seq: Sequence, reason: SequenceFinish) -> None:
         self._finished.append((seq.seq_id, reason))
@@ -156,7 +181,8 @@ class Engine:
 
     def _fail(self, failure: SequenceFailure) -> None:
         self._failed.append(failure)
-        self.scheduler.remove(self._sequences.pop(failure.seq_id), is_poisoned=True)
+        is_poisoned = failure.code == "engine_failure"  # what was computed cannot be trusted
+        self.scheduler.remove(self._sequences.pop(failure.seq_id), is_poisoned=is_poisoned)
 
     def _refusal(self, seq: Sequence) -> SequenceFailure | None:
         spec = seq.sampling

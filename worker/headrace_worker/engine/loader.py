@@ -21,6 +21,7 @@ from headrace_worker.engine.memory import (
 from headrace_worker.engine.messages import EngineReady
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
+from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import LoadedModel, load_model
 
@@ -167,7 +168,7 @@ class _Parts:
     def _activation_bytes(self) -> int:
         return estimate_activation_bytes(
             num_tokens=self.settings.max_num_batched_tokens,
-            num_rows=self.settings.max_num_seqs,
+            num_rows=max(self.settings.max_num_seqs, MAX_ROWS),
             hidden_size=self.model.config.hidden_size,
             intermediate_size=self.model.config.intermediate_size,
             vocab_size=self.model.config.vocab_size,

@@ -10,6 +10,7 @@ from headrace_worker.engine.errors import SettingsError
 
 CPU_SHARE = 0.25  # of the free memory, for the KV cache, when nothing was configured
 CPU_LIMIT_BYTES = 1024**3  # and never more than this
+LOGITS_COPIES = 5  # in float32: the model's, the adjusted ones, and three while they are drawn from
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CONTAINER_USE = Path("/sys/fs/cgroup/memory.current")
@@ -73,11 +74,10 @@ def estimate_activation_bytes(
 ) -> int:
     """Bound the temporaries of one step: those of one layer for each token, and the logits.
 
-    ``num_tokens`` is the token budget, ``num_rows`` the most rows that sample; logits are float32,
-    three copies.
+    ``num_tokens`` is the token budget, ``num_rows`` the most rows whose logits are there at once.
     """
     per_token = (8 * hidden_size + 3 * intermediate_size) * itemsize
-    return num_tokens * per_token + 3 * num_rows * vocab_size * 4
+    return num_tokens * per_token + LOGITS_COPIES * num_rows * vocab_size * 4
 
 
 def default_cpu_kv_bytes() -> int:

@@ -1,4 +1,4 @@
-"""The model runner: packed batch → one forward → logits of the sampling rows → tokens."""
+"""The model runner: packed batch → one forward → logits of the rows that count → tokens, scores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.batch import build_batch
 from headrace_worker.engine.engine import RowResult
+from headrace_worker.engine.messages import SequenceFailure
+from headrace_worker.engine.prompt_scores import score_prompts
 from headrace_worker.engine.sampler import sample
 from headrace_worker.engine.scheduler import ScheduledSequence
 
@@ -46,11 +48,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
-        """Compute one step; return a token or a failure for each share that samples."""
+        """Compute one step; return scores of prompts, then how each share that samples went on."""
         batch = build_batch(scheduled, self._block_size, self._device)
         hidden = self._decoder.forward(batch, self._backend)  # [num_tokens, hidden]
-        sampling = [share.seq for share in scheduled if share.samples]
-        if not sampling:
-            return []
-        logits = self._decoder.logits(hidden[batch.logit_rows])  # [num_rows, vocab]
-        return sample(logits[:, : self._sampled_vocab_size], sampling)
+        results: list[RowResult] = [*score_prompts(scheduled, hidden, self._compute_logits)]
+        failed = {result.seq_id for result in results if isinstance(result, SequenceFailure)}
+        if sampling := [share.seq for share in scheduled if share.samples]:
+            sampled = sample(self._compute_logits(hidden[batch.logit_rows]), sampling)
+            results += (result for result in sampled if result.seq_id not in failed)
+        return results
+
+    def _compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
+        logits = self._decoder.logits(rows)  # [num_rows, vocab]
+        return logits[:, : self._sampled_vocab_size]

@@ -27,7 +27,18 @@ class ScheduledSequence:
     @property
     def samples(self) -> bool:
         """Whether this step reaches the last known token; an earlier chunk is never sampled."""
-        return self.num_new_tokens == self.seq.num_uncomputed_tokens
+        is_last = self.num_new_tokens == self.seq.num_uncomputed_tokens
+        return is_last and self.seq.ended is None
+
+    @property
+    def scored(self) -> range:
+        """Places in the prompt whose scores are owed and that this step has the logits for.
+
+        Those of a token score the next one. A preempted sequence owes nothing it told before.
+        """
+        seq = self.seq
+        reached = seq.num_computed_tokens + self.num_new_tokens + 1
+        return range(seq.num_scored_tokens, min(reached, seq.num_prompt_tokens))
 
 
 @dataclass(slots=True)
@@ -143,8 +154,7 @@ class Scheduler:
     def _find_cached_blocks(self, seq: Sequence) -> list[int]:
         if not self.pool.enable_prefix_caching:
             return []
-        # At least one token must be computed, or there would be no logits to sample from.
-        num_blocks = (seq.num_tokens - 1) // self.pool.block_size
+        num_blocks = seq.num_reusable_tokens // self.pool.block_size
         return self.pool.find_prefix(self._digests(seq, num_blocks))
 
     def _register_full_blocks(self, seq: Sequence) -> None:

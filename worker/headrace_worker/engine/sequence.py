@@ -37,11 +37,13 @@ class Sequence:
         "arrival",
         "block_digests",
         "block_table",
+        "ended",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_scored_tokens",
         "priority",
         "salt",
         "sampling",
@@ -68,6 +70,12 @@ class Sequence:
         self.num_registered_blocks = 0  # leading blocks of the table that the prefix cache knows
         self.num_computed_tokens = 0  # leading tokens whose keys and values are in the cache
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
+        # Leading prompt tokens whose scores were told, or were never owed: those of the first.
+        is_scored = command.sampling.prompt_logprobs is not None
+        self.num_scored_tokens = (
+            min(1, self.num_prompt_tokens) if is_scored else self.num_prompt_tokens
+        )
+        self.ended: SequenceFinish | None = None  # came here over, but for scores that it owes
         self.num_preemptions = 0
         self.was_admitted = False
 
@@ -90,6 +98,20 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """What the scheduler has to run: 1 for a decode, more for a prefill."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_unscored_tokens(self) -> int:
+        """Prompt tokens whose scores are still owed."""
+        return self.num_prompt_tokens - self.num_scored_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens that need not be computed where the prefix cache has them.
+
+        The next token to be scored needs the logits of the one before it, and so does the next
+        token to be sampled.
+        """
+        return (self.num_scored_tokens if self.num_unscored_tokens else self.num_tokens) - 1
 
     def ends_with(self, token_ids: list[int]) -> bool:
         """Whether these are its last tokens; none always are."""
