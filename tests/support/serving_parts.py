@@ -156,7 +156,11 @@ def make_grant(request_id: str = "r1", **fields: object) -> Grant:
 
 
 def make_prepared(
-    *, stop: tuple[str, ...] = (), max_tokens: int = 10, emitted: tuple[int, ...] = ()
+    *,
+    stop: tuple[str, ...] = (),
+    max_tokens: int = 10,
+    emitted: tuple[int, ...] = (),
+    prompt_logprobs: int | None = None,
 ) -> PreparedRequest:
     """Return a prepared request of three prompt tokens whose token n is spelled chr(97 + n)."""
     detokenizer = Detokenizer(lambda token_id: bytes([97 + token_id]), stop)
@@ -166,7 +170,7 @@ def make_prepared(
         message=RequestMessage("r1", "acme", SamplingParams(), prompt=(1, 2, 3)),
         prompt_token_ids=(1, 2, 3),
         output_token_ids=emitted,
-        sampling=SamplingSpec(max_tokens=max_tokens, seed=1),
+        sampling=SamplingSpec(max_tokens=max_tokens, seed=1, prompt_logprobs=prompt_logprobs),
         salt=b"",
         detokenizer=detokenizer,
     )
@@ -240,10 +244,12 @@ class Books:
 
     def running(self, request_id: str = "r1", **options: object) -> InFlight:
         """Claim, start and admit a request."""
-        stop = options.pop("stop", ())
+        of_request = {
+            name: options.pop(name) for name in ("stop", "prompt_logprobs") if name in options
+        }
         request = self.ledger.claim(make_grant(request_id, **options))
         assert request is not None
-        seq_id = self.ledger.start(request, make_prepared(stop=stop))  # type: ignore[arg-type]
+        seq_id = self.ledger.start(request, make_prepared(**of_request))  # type: ignore[arg-type]
         self.ledger.admitted(seq_id, 0)
         return request
 

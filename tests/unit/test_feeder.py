@@ -10,7 +10,14 @@ from headrace.errors import ErrorCode, ProtocolError
 from headrace.functions import Grant
 from headrace.protocol import ChunkMessage, RequestMessage, encode_request
 from headrace.sampling import SamplingParams
-from headrace_worker.engine.messages import AddSequence
+from headrace.types import TokenLogprob
+from headrace_worker.engine.messages import (
+    AddSequence,
+    PromptLogprobs,
+    SampledToken,
+    SamplingSpec,
+    TokenScore,
+)
 from headrace_worker.serving.capacity import Capacity
 from headrace_worker.serving.feeder import Feeder
 from headrace_worker.serving.intake import Intake
@@ -45,9 +52,9 @@ class Feeding:
         return request
 
 
-def granted(prompt: Any = (5, 6), **fields: Any) -> Grant:
-    """Return a grant whose payload is a request for eight tokens."""
-    sampling = SamplingParams(max_tokens=8, seed=3, stop_token_ids=(70,))
+def granted(prompt: Any = (5, 6), options: dict[str, Any] | None = None, **fields: Any) -> Grant:
+    """Return a grant whose payload is a request for eight tokens, with other options."""
+    sampling = SamplingParams(max_tokens=8, seed=3, stop_token_ids=(70,), **(options or {}))
     message = RequestMessage("r1", "acme", sampling, prompt=prompt)
     return make_grant(payload=encode_request(message), **fields)
 
@@ -91,6 +98,37 @@ async def test_an_answer_that_is_complete_is_not_sent_to_the_engine(
     assert feeding.sent == []
     assert request.end is end
     assert request.usage.prompt_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("emitted", "end"), [([80] * 8, LENGTH_REACHED), ([80, 70], STOPPED)], ids=["length", "stop"]
+)
+async def test_a_complete_answer_without_its_prompt_logprobs_is_computed_for_them_alone(
+    feeding: Feeding, emitted: list[int], end: object
+) -> None:
+    """The engine hears of the prompt only; what it samples is dropped, and the first end stands."""
+    feeding.books.queue.logs["r1"] = emitted
+    grant = granted(options={"prompt_logprobs": 3, "logprobs": 1}, epoch=2, num_tokens=len(emitted))
+    request = await feeding.feed(grant)
+    (command,) = feeding.sent
+    assert (command.token_ids, command.num_prompt_tokens) == ((5, 6), 2)
+    assert command.sampling == SamplingSpec(max_tokens=1, seed=0, prompt_logprobs=3)
+    ledger, seq_id = feeding.books.ledger, command.seq_id
+    ledger.admitted(seq_id, 0)
+    ledger.score_prompt(PromptLogprobs(seq_id, 1, (TokenScore(6, -0.5),)))
+    ledger.record(SampledToken(seq_id, 99))
+    ledger.engine_finished(seq_id, LENGTH_REACHED)
+    assert request.end is end
+    assert request.num_output_tokens == len(emitted)
+    assert request.prompt_logprobs == (None, TokenLogprob(6, -0.5))
+
+
+async def test_a_prompt_of_one_token_is_not_computed_for_its_logprobs(feeding: Feeding) -> None:
+    """There are none, and the terminal entry says so."""
+    feeding.books.queue.logs["r1"] = [80, 70]
+    grant = granted((5,), {"prompt_logprobs": 3}, epoch=2, num_tokens=2)
+    request = await feeding.feed(grant)
+    assert (feeding.sent, request.end, request.prompt_logprobs) == ([], STOPPED, (None,))
 
 
 async def test_a_bad_request_ends_with_its_code(feeding: Feeding) -> None:
