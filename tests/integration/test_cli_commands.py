@@ -13,6 +13,7 @@ import pytest
 from headrace.cli import main as entry
 from headrace.errors import ErrorCode
 from headrace.keys import Keys
+from headrace.protocol import decode_request
 from headrace.testing import FakeWorker
 from support.command import Ended, start
 from support.command_fixtures import Headrace
@@ -63,6 +64,44 @@ def test_sampling_flags_and_variables_reach_the_worker(
     assert (sampling.top_k, sampling.seed, sampling.stop) == (3, 7, ("a", "b"))
 
 
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        (["--regex", "[0-9]+"], {"type": "regex", "regex": "[0-9]+"}),
+        (["--choice", "a", "--choice", "b c"], {"type": "choice", "choice": ["a", "b c"]}),
+        (
+            ["--json-schema", "schema.json"],
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        ),
+    ],
+)
+def test_flags_of_the_form_reach_the_worker(
+    headrace: Headrace,
+    driver: QueueDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: list[str],
+    form: dict[str, object],
+) -> None:
+    """A schema comes from its file; the other options stand beside it."""
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    monkeypatch.chdir(tmp_path)
+    others = ["--bad-word", "x", "--bad-word", "y z", "--include-stop", "--echo"]
+    assert headrace("enqueue", "Hi", *flags, *others).code == 0
+    sampling = decode_request(driver.grant().payload).sampling
+    assert sampling.response_format == form
+    assert (sampling.bad_words, sampling.include_stop) == (("x", "y z"), True)
+    assert sampling.echo is True
+
+
+def test_generate_prints_an_echoed_prompt_first(
+    headrace: Headrace, redis_url: str, queue: Keys
+) -> None:
+    """The prompt stands before the answer, on stdout."""
+    with FakeWorker(redis_url, queue=queue.queue, answers={"One,": " two."}):
+        assert headrace("generate", "One,", "--raw", "--echo").out == "One, two.\n"
+
+
 def test_generate_reads_a_prompt_from_stdin(
     headrace: Headrace,
     redis_url: str,
@@ -94,6 +133,9 @@ def test_a_refused_request_is_one_line_and_code_one(
     [
         (("generate", "Hi", "--top-p", "3"), "top_p must be in [0, 1], not 3.0"),
         (("generate", "Hi", "--temperature", "nan"), "temperature must be a finite number"),
+        (("generate", "Hi", "--regex", "a", "--choice", "b"), "give one of --regex, --choice"),
+        (("enqueue", "Hi", "--json-schema", "/no/such"), "/no/such: No such file"),
+        (("enqueue", "Hi", "--bad-word", ""), "bad_words must hold strings"),
         (("generate", " "), "the prompt is empty"),
         (("generate", "Hi", "--raw", "--system", "x"), "--raw leaves out"),
         (("generate", "Hi", "--queue", "a b"), "'a b'"),

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli import options, render
 from headrace.cli.exits import ExitCode
+from headrace.cli.forms import form_from
 from headrace.cli.running import run
 from headrace.cli.served import Place, served, worker_for
 from headrace.cli.supervisor import START_TIMEOUT_S
@@ -35,6 +36,12 @@ def generate(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    include_stop: options.IncludeStop = False,
+    bad_word: options.BadWord = None,
+    echo: options.Echo = False,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
     priority: options.Priority = 5,
     ttl: options.Ttl = None,
     quiet: Annotated[bool, options.option("--quiet", "No summary line on stderr.", "-q")] = False,
@@ -57,6 +64,10 @@ def generate(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        include_stop=include_stop,
+        bad_words=bad_word,
+        echo=echo,
+        response_format=form_from(json_schema, regex, choice),
     )
     with served(redis_url, queue, tenant) as place:
         keeper = worker_for(place, model)

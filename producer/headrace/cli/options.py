@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +75,23 @@ MinP = Annotated[float | None, option("--min-p", "Drop tokens below this share o
 Seed = Annotated[int | None, option("--seed", "The same seed gives the same answer.")]
 Stop = Annotated[
     list[str] | None, option("--stop", "End before this text; may be given several times.")
+]
+IncludeStop = Annotated[
+    bool, option("--include-stop", "Print the --stop text that ended the answer, too.")
+]
+BadWord = Annotated[
+    list[str] | None, option("--bad-word", "Never say this; may be given several times.")
+]
+Echo = Annotated[bool, option("--echo", "Print the prompt, as the model reads it, first.")]
+JsonSchema = Annotated[
+    Path | None,
+    option("--json-schema", "Answer in JSON that fits the schema in this file.", metavar="FILE"),
+]
+Regex = Annotated[
+    str | None, option("--regex", "Answer with a text that fits this regular expression, whole.")
+]
+Choice = Annotated[
+    list[str] | None, option("--choice", "Answer with one of these; may be given several times.")
 ]
 Priority = Annotated[int, option("--priority", "0 is served soonest, 9 last.", min=0, max=9)]
 Ttl = Annotated[

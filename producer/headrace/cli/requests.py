@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli import options, render
 from headrace.cli.exits import ExitCode
+from headrace.cli.forms import form_from
 from headrace.cli.generate import PromptArgument, request_from
 from headrace.cli.running import run
 from headrace.cli.served import Place, served
@@ -41,6 +42,12 @@ def enqueue(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    include_stop: options.IncludeStop = False,
+    bad_word: options.BadWord = None,
+    echo: options.Echo = False,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
     priority: options.Priority = 5,
     ttl: options.Ttl = None,
 ) -> None:
@@ -61,6 +68,10 @@ def enqueue(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        include_stop=include_stop,
+        bad_words=bad_word,
+        echo=echo,
+        response_format=form_from(json_schema, regex, choice),
     )
     if request_id is not None:
         request["request_id"] = request_id
