@@ -175,7 +175,7 @@ def _guarded(source: object, read: Callable[[], Any]) -> Any:
         OSError,
         ValueError,
         TypeError,
-        KeyError,
+        LookupError,
         ZeroDivisionError,
         StrictDataclassClassValidationError,
         StrictDataclassFieldValidationError,

@@ -18,10 +18,7 @@ _TELLING = re.compile(
     "interpolat|kv_|latent|layer_types|lora|moe|multiplier|mup|norm|parallel|partial|q_|residual|"
     "rope|rotary|scal|sink|softcap|sparse|ssm|window"
 )
-# Rotary fields are copied into rope_parameters, where they are checked.
-_HARMLESS = re.compile(
-    "^_|dropout|pdrop|implementation|initializer|quantization_config|partial_rotary"
-)
+_HARMLESS = re.compile("^_|dropout|pdrop|implementation|initializer|quantization_config")
 
 
 def refuse_family(model_type: str) -> None:
@@ -65,9 +62,11 @@ def _refuse_quantization(hf_config: Any) -> None:
 
 def _refuse_unknown_fields(hf_config: Any) -> None:
     default = type(hf_config)()
+    family = FAMILIES[hf_config.model_type]
     for name, value in vars(hf_config).items():
         # A class keeps under "_name" what it has taken in and resolved into other fields.
         is_known = hasattr(default, name) or hasattr(default, f"_{name}")
+        is_known |= name == "partial_rotary_factor" and family.partial_rotary
         if not is_known and _is_telling(name) and not _is_neutral(value):
             raise ModelLoadError(
                 f"{name} ({value!r}) is not supported for model type {hf_config.model_type!r}"

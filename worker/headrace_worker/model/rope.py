@@ -58,6 +58,8 @@ def resolve_ropes(hf_config: Any, head_dim: int, family: Family) -> tuple[RopeSp
         return tuple(by_type[layer_type] for layer_type in hf_config.layer_types)
     spec = resolve_rope(hf_config, head_dim, family)
     is_rotated = getattr(hf_config, "no_rope_layers", None) or [1] * num_layers
+    if len(is_rotated) < num_layers:
+        raise ModelLoadError(f"no_rope_layers has {len(is_rotated)} entries, not {num_layers}")
     return tuple(spec if flag else None for flag in is_rotated[:num_layers])
 
 
