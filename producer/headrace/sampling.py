@@ -38,7 +38,8 @@ class SamplingParams:
     """Sampling options, validated when they are made.
 
     Semantics and order are those of vLLM and the OpenAI API: logit bias, penalties, min-tokens
-    mask, temperature, top-k, top-p, min-p. Raises InvalidRequest that names the option and value.
+    mask, bad words, response format, temperature, top-k, top-p, min-p; docs/requests.md has it all.
+    Raises InvalidRequest that names the option and value.
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS  # >= 1; None: until the context is full
@@ -55,7 +56,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # [-2, 2], over output
     repetition_penalty: float = 1.0  # (0, 10], over prompt and output
     logit_bias: Mapping[int, float] | None = None  # token id → [-100, 100]
-    min_tokens: int = 0  # no stop of any kind before this many
+    min_tokens: int = 0  # no stop string or token counts before so many
     ignore_eos: bool = False  # go on past end of sequence
     include_stop: bool = False  # the text ends with the stop string that ended it
     bad_words: tuple[str, ...] = ()  # texts that the output never holds
