@@ -8,8 +8,9 @@ from torch.nn import functional
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.layer import DecoderLayer, empty_norm
-from headrace_worker.model.linear import Linear
+from headrace_worker.model.linear import Linear, ProductShape
 from headrace_worker.model.rope import RotaryTable
+from headrace_worker.model.row_counts import RowCounts
 
 
 class Decoder:
@@ -85,11 +86,12 @@ class Decoder:
 
         Returns the bytes that this takes beyond ``weights_bytes``: the copy of a tied embedding.
         """
+        known: dict[ProductShape, RowCounts] = {}
         for layer in self.layers:
             for linear in layer.linears:
-                linear.pack()
+                linear.pack(known=known)
         is_tied = self.config.tie_word_embeddings
-        self.head.pack(keep_weight=is_tied)
+        self.head.pack(keep_weight=is_tied, known=known)
         return self.embedding.nbytes if is_tied and self.head.is_packed else 0
 
     @property
