@@ -66,7 +66,7 @@ async def _run(settings: WorkerSettings) -> None:
             return
         model, tokenizer = preparing.result()
 
-        supervisor = wiring.make_supervisor(settings, watch, model, tokenizer.vocab_size)
+        supervisor = wiring.make_supervisor(settings, watch, model, tokenizer)
         stack.push_async_callback(supervisor.stop)
         signals.on_second(supervisor.kill)
         loading = asyncio.ensure_future(supervisor.start())

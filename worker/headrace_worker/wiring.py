@@ -29,7 +29,8 @@ from headrace_worker.serving.publisher import Publisher
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.service import Service
 from headrace_worker.serving.supervisor import Supervisor
-from headrace_worker.serving.tokenizer import Tokenizer
+from headrace_worker.serving.tokenizer import VOCABULARY_FILE, Tokenizer
+from headrace_worker.serving.tokenizer_store import tokenizer_folder
 from headrace_worker.settings import WorkerSettings
 from headrace_worker.transport.control import ControlListener
 from headrace_worker.transport.heartbeat import Heart
@@ -65,12 +66,12 @@ def make_queue(settings: WorkerSettings, link: Link, blocking: Redis) -> RedisQu
 
 
 def make_supervisor(
-    settings: WorkerSettings, watch: ProgressWatch, model: Path, vocab_size: int
+    settings: WorkerSettings, watch: ProgressWatch, model: Path, tokenizer: Tokenizer
 ) -> Supervisor:
     """Return the keeper of the engine process; nothing is started yet."""
     return Supervisor(
         settings.engine_command or ENGINE_COMMAND,
-        engine_settings(settings, model, vocab_size),
+        engine_settings(settings, model, tokenizer),
         watch=watch,
         look_every_s=look_every_s(settings),
         backoff=Backoff(FIRST_RESTART_S, MOST_RESTART_S),
@@ -78,7 +79,7 @@ def make_supervisor(
     )
 
 
-def engine_settings(settings: WorkerSettings, model: Path, vocab_size: int) -> EngineSettings:
+def engine_settings(settings: WorkerSettings, model: Path, tokenizer: Tokenizer) -> EngineSettings:
     """Return what the engine has to know."""
     return EngineSettings(
         model=str(model),
@@ -95,7 +96,9 @@ def engine_settings(settings: WorkerSettings, model: Path, vocab_size: int) -> E
         num_threads=settings.num_threads,
         reserve=Reserve(settings.reserve),
         enable_prefix_caching=settings.enable_prefix_caching,
-        sampled_vocab_size=vocab_size,
+        sampled_vocab_size=tokenizer.vocab_size,
+        tokenizer_file=str(tokenizer_folder(model) / VOCABULARY_FILE),
+        eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < tokenizer.vocab_size)),
     )
 
 

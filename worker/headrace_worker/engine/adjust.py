@@ -12,13 +12,14 @@ from collections.abc import Sequence as ReadOnlyList
 
 import torch
 
+from headrace_worker.engine.grammar_mask import mask_by_grammar
 from headrace_worker.engine.sequence import Sequence
 
 Cells = tuple[torch.Tensor, torch.Tensor]  # rows and token ids, [num_cells] int64 each
 
 
 def adjust_logits(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> torch.Tensor:
-    """Return ``[num_rows, vocab]`` after logit bias, penalties, min-tokens mask and bad words.
+    """Return ``[num_rows, vocab]`` after bias, penalties and all that masks tokens.
 
     The tensor that came in is left alone, and comes out when nobody asks for anything. It may be
     narrower than the model's vocabulary: ids beyond it are padding and passed over.
@@ -30,6 +31,7 @@ def adjust_logits(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> torch.T
         _penalize_output(logits, seqs)
         masked = [list(_masked_token_ids(seq)) for seq in seqs]
         logits[_find_cells(logits, masked)] = float("-inf")
+        mask_by_grammar(logits, [seq.grammar for seq in seqs])
     return logits
 
 
@@ -42,6 +44,7 @@ def needs_adjustment(seq: Sequence) -> bool:
         or spec.presence_penalty
         or spec.frequency_penalty
         or spec.bad_words
+        or seq.grammar is not None
         or _masks_stop_tokens(seq)
     )
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from typing import Protocol
 
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 
 _RECEIVE_BYTES = 256 * 1024
+
+
+class HasFileno(Protocol):
+    """What a thread can sleep on."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of an open file."""
+        ...
 
 
 class ChannelClosed(ConnectionError):
@@ -28,11 +38,16 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the transport process closed the channel") from error
 
-    def receive(self) -> list[Message]:
-        """Sleep until at least one message is complete; raises ChannelClosed."""
-        while not (received := self._read()):
-            pass
-        return received
+    def receive(self, *, or_until: HasFileno | None = None) -> list[Message]:
+        """Sleep until at least one message is complete, or the other file can be read.
+
+        Raises ChannelClosed.
+        """
+        while True:
+            if or_until is not None and self._wait(or_until):
+                return []
+            if received := self._read():
+                return received
 
     def poll(self) -> list[Message]:
         """Return what has arrived, at once; raises ChannelClosed."""
@@ -40,6 +55,13 @@ class Channel:
             return self._read(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
+
+    def _wait(self, other: HasFileno) -> bool:
+        """Sleep until either can be read; return whether the other can."""
+        watch = select.poll()
+        watch.register(self._socket, select.POLLIN)
+        watch.register(other, select.POLLIN)
+        return other.fileno() in dict(watch.poll())
 
     def _read(self, flags: int = 0) -> list[Message]:
         try:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from headrace_worker.engine.errors import EngineStepError
+from headrace_worker.engine.grammar_compiler import GrammarCompiler, GrammarRefusal
 from headrace_worker.engine.messages import (
     AddSequence,
     PromptLogprobs,
@@ -47,13 +48,22 @@ class Runner(Protocol):
 class Engine:
     """Adds, aborts and steps sequences; answers each step with one outcome."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, *, vocab_size: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.scheduler = scheduler
+        self.grammars = grammars  # None: a sequence that brings one is refused
         self.num_steps = 0
         self.adds_seen = 0  # AddSequence commands so far
         self._runner = runner
         self._vocab_size = vocab_size
-        self._sequences: dict[int, Sequence] = {}  # waiting and running
+        self._sequences: dict[int, Sequence] = {}  # waiting for a grammar, waiting, running
+        self._without_grammar: set[int] = set()  # seq_ids of those that wait for theirs
         self._finished: list[tuple[int, SequenceFinish]] = []  # not reported yet
         self._failed: list[SequenceFailure] = []  # not reported yet
         self._has_freed_blocks = False  # by an abort; not reported yet
@@ -62,7 +72,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do or report anything."""
         has_news = self._finished or self._failed or self._has_freed_blocks
-        return bool(self._sequences or has_news)
+        return bool(len(self._sequences) > len(self._without_grammar) or has_news)
 
     def add(self, command: AddSequence) -> None:
         """Take a sequence in; if it can never run, or is over already, the next outcome says so.
@@ -75,8 +85,21 @@ class Engine:
         seq = Sequence(command, arrival=self.adds_seen)
         if failure := self._refusal(seq):
             self._failed.append(failure)
+        elif command.sampling.grammar is not None:
+            self._submit_grammar(seq, command.sampling.grammar)
         else:
             self._enter(seq)
+
+    def take_grammars(self) -> None:
+        """Let in the sequences whose grammars are compiled; the others go on waiting for theirs."""
+        for seq_id, grammar in self.grammars.take() if self.grammars else ():
+            self._without_grammar.remove(seq_id)
+            seq = self._sequences.pop(seq_id)
+            if isinstance(grammar, GrammarRefusal):
+                self._failed.append(SequenceFailure(seq_id, grammar.code, grammar.message))
+            else:
+                seq.follow(grammar)
+                self._enter(seq)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """Drop sequences in any state and free their blocks; unknown ids are ignored."""
@@ -84,8 +107,12 @@ class Engine:
             if seq := self._sequences.pop(seq_id, None):
                 # Most often it said a stop string, which only the other process can see.
                 self.scheduler.admission.learn_from(seq)
-                self.scheduler.remove(seq)
                 self._has_freed_blocks = True
+                if self.grammars and seq_id in self._without_grammar:
+                    self._without_grammar.remove(seq_id)
+                    self.grammars.cancel(seq_id)
+                else:
+                    self.scheduler.remove(seq)
 
     def step(self) -> StepOutcome:
         """Schedule → forward and sample → commit; one outcome.
@@ -127,6 +154,16 @@ class Engine:
         else:
             self._sequences[seq.seq_id] = seq
             self.scheduler.add(seq)
+
+    def _submit_grammar(self, seq: Sequence, grammar: str) -> None:
+        if self.grammars is None:
+            message = "this engine was started without a tokenizer, which grammars need"
+            self._failed.append(SequenceFailure(seq.seq_id, "invalid_request", message))
+            return
+        # Blocks are promised to it from now on; the scheduler hears of it when it can run.
+        self._sequences[seq.seq_id] = seq
+        self._without_grammar.add(seq.seq_id)
+        self.grammars.submit(seq.seq_id, grammar, tuple(seq.token_ids[seq.num_prompt_tokens :]))
 
     def _execute(self, scheduled: list[ScheduledSequence]) -> list[RowResult] | None:
         if not scheduled:
@@ -171,6 +208,10 @@ class Engine:
 
     def _take_token(self, seq: Sequence, token_id: int) -> None:
         seq.token_ids.append(token_id)
+        if seq.grammar is not None and not seq.grammar.accept(token_id):
+            message = f"the grammar cannot go on after token {token_id}: {seq.grammar.error}"
+            self._fail(SequenceFailure(seq.seq_id, "invalid_request", message))
+            return
         if reason := seq.finish_reason(self.scheduler.admission.max_model_len):
             self._finish(seq, reason)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -12,6 +13,8 @@ from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import SettingsError
+from headrace_worker.engine.grammar import GrammarTokens
+from headrace_worker.engine.grammar_compiler import GrammarCompiler
 from headrace_worker.engine.memory import (
     KVCachePlan,
     default_cpu_kv_bytes,
@@ -70,6 +73,16 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise SettingsError(f"unknown dtype {name!r}; known are auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def make_grammars(settings: EngineSettings) -> GrammarCompiler | None:
+    """Return what compiles grammars, where the settings name a tokenizer; nothing is read yet."""
+    if settings.tokenizer_file is None:
+        return None
+    load_tokens = partial(
+        GrammarTokens.load, settings.tokenizer_file, settings.eos_token_ids, settings.num_threads
+    )
+    return GrammarCompiler(load_tokens, compile_timeout_s=settings.grammar_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,8 @@ class _Parts:
             device=self.device,
             sampled_vocab_size=settings.sampled_vocab_size,
         )
-        return Engine(scheduler, runner, vocab_size=self.model.config.vocab_size)
+        vocab_size = self.model.config.vocab_size
+        return Engine(scheduler, runner, vocab_size=vocab_size, grammars=make_grammars(settings))
 
     def describe(self, engine: Engine, plan: KVCachePlan, load_s: float) -> EngineReady:
         return EngineReady(

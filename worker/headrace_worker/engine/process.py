@@ -86,10 +86,11 @@ def serve(engine: Engine, channel: Channel, commands: list[Message]) -> None:
                     return
                 case _:
                     raise ValueError(f"{type(command).__name__} is not a command")
+        engine.take_grammars()
         can_step = engine.has_work and not is_paused
         if can_step:
             channel.send(engine.step())
-        commands = channel.poll() if can_step else channel.receive()
+        commands = channel.poll() if can_step else channel.receive(or_until=engine.grammars)
 
 
 def _load_model_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:

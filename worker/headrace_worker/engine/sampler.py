@@ -55,9 +55,19 @@ def _find_failures(
             message = f"the logits of token {seq.num_tokens} have no finite maximum"
             failures[row] = SequenceFailure(seq.seq_id, "engine_failure", message)
         elif not has_choice[row]:
-            message = f"bias, penalties and masks leave no token to choose as {seq.num_tokens}"
-            failures[row] = SequenceFailure(seq.seq_id, "invalid_request", message)
+            failures[row] = SequenceFailure(seq.seq_id, "invalid_request", _why_no_choice(seq))
     return failures
+
+
+def _why_no_choice(seq: Sequence) -> str:
+    if seq.grammar is None:
+        return f"bias, penalties and masks leave no token to choose as {seq.num_tokens}"
+    if error := seq.grammar.error:
+        return f"the grammar cannot go on at token {seq.num_tokens}: {error}"
+    return (
+        "the grammar and the other options contradict each other:"
+        f" they leave no token to choose as {seq.num_tokens}"
+    )
 
 
 def _draw(seq: Sequence) -> Draw:

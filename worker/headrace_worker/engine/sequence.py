@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from headrace_worker.engine.grammar import GrammarState
 from headrace_worker.engine.messages import AddSequence, SequenceFinish
 
 
@@ -38,6 +39,7 @@ class Sequence:
         "block_digests",
         "block_table",
         "ended",
+        "grammar",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -60,6 +62,7 @@ class Sequence:
         self.num_prompt_tokens = command.num_prompt_tokens
         self.sampling = command.sampling
         self.stop_token_ids = frozenset(command.sampling.stop_token_ids)
+        self.grammar: GrammarState | None = None  # of the output; None: any token may come
         self.priority = command.priority
         self.salt = command.salt
         self.arrival = arrival  # order of arrival in this engine, kept through preemptions
@@ -126,9 +129,19 @@ class Sequence:
         """Why it is over as it stands, or None while it has to go on."""
         if self.num_output_tokens > 0 and self.token_ids[-1] in self.stop_token_ids:
             return SequenceFinish.STOP
+        if self.grammar is not None and self.grammar.is_complete:
+            return SequenceFinish.STOP
         if self.remaining_output_tokens(max_model_len) == 0:
             return SequenceFinish.LENGTH
         return None
+
+    def follow(self, grammar: GrammarState) -> None:
+        """Take from now on only tokens of a grammar, which is where the output stands.
+
+        Its end is an end of the sequence, even for one that ignores those of the model.
+        """
+        self.grammar = grammar
+        self.stop_token_ids |= grammar.tokens.eos_token_ids
 
     def start(self, cached_blocks: list[int], num_cached_tokens: int) -> None:
         """Enter the running set on top of blocks found in the prefix cache."""

@@ -34,6 +34,9 @@ class EngineSettings:
     reserve: Reserve = Reserve.EXPECTED
     enable_prefix_caching: bool = True
     sampled_vocab_size: int | None = None  # ids from here on are padding and never sampled
+    tokenizer_file: str | None = None  # a tokenizer.json, for grammars; None: they are refused
+    eos_token_ids: tuple[int, ...] = ()  # what a grammar ends with
+    grammar_timeout_s: float = 10.0  # to compile one
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):

@@ -31,10 +31,15 @@ def load_tokenizer(model: Path, cache: Path | None = None) -> Tokenizer:
 
     Raises ConfigurationError with transformers' words where it cannot make one.
     """
-    folder = (cache or cache_folder() / "tokenizers") / fingerprint(model)
+    folder = tokenizer_folder(model, cache)
     if not (folder / CONFIG_FILE).is_file():
         _export(model, folder)
     return Tokenizer.from_folder(folder)
+
+
+def tokenizer_folder(model: Path, cache: Path | None = None) -> Path:
+    """Return where the tokenizer of a model is, once it was loaded."""
+    return (cache or cache_folder() / "tokenizers") / fingerprint(model)
 
 
 def fingerprint(model: Path) -> str:
