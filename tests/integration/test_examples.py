@@ -52,6 +52,16 @@ def test_enqueue_run_twice_makes_one_request(redis_url: str) -> None:
     assert [request.request_id for request in worker.requests] == ["order-42"]
 
 
+def test_extract_asks_for_a_schema_and_prints_the_facts(redis_url: str) -> None:
+    """The request has the schema, and the answer is read as JSON."""
+    answers = {"Ada": '{"name": "Ada Lovelace", "year": 1815}'}
+    with FakeWorker(redis_url, answers=answers) as worker:
+        assert run("examples/extract.py", "Ada", REDIS_URL=redis_url) == "Ada Lovelace, 1815\n"
+    form = worker.requests[0].sampling.response_format
+    assert form is not None
+    assert form["json_schema"]["schema"]["required"] == ["name", "year"]
+
+
 def test_resume_goes_on_behind_what_it_had(redis_url: str, tmp_path: Path) -> None:
     """A reader killed in the middle, its last line torn, ends up with every token once."""
     path = tmp_path / "order-42.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -51,23 +52,12 @@ def generate(
     The prompt is sent as a user's message, in the model's chat template; --raw sends it bare, for
     models that were not trained to chat. A line with token counts and times follows on stderr.
     """
+    form = form_from(json_schema, regex, choice)
+    says = {"seed": seed, "bad_words": bad_word, "echo": echo, "response_format": form}
+    ends = {"max_tokens": max_tokens, "stop": stop, "include_stop": include_stop}
+    draw = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     text, request = request_from(
-        prompt,
-        raw=raw,
-        system=system,
-        priority=priority,
-        ttl=ttl,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        include_stop=include_stop,
-        bad_words=bad_word,
-        echo=echo,
-        response_format=form_from(json_schema, regex, choice),
+        prompt, raw=raw, system=system, priority=priority, ttl=ttl, sampling=says | ends | draw
     )
     with served(redis_url, queue, tenant) as place:
         keeper = worker_for(place, model)
@@ -82,7 +72,7 @@ def request_from(
     system: str | None,
     priority: int,
     ttl: float | None,  # seconds
-    **sampling: Any,  # flags that may be None
+    sampling: Mapping[str, Any],  # by option; None where the flag was not given
 ) -> tuple[str | None, RequestOptions]:
     """Return the bare prompt, or None and options with messages; raises ConfigurationError."""
     request = RequestOptions(priority=priority, sampling=options.sampling_from(**sampling))

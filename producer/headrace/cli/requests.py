@@ -55,23 +55,12 @@ def enqueue(
 
     Without --redis-url it waits in the embedded server until a worker is started there.
     """
+    form = form_from(json_schema, regex, choice)
+    says = {"seed": seed, "bad_words": bad_word, "echo": echo, "response_format": form}
+    ends = {"max_tokens": max_tokens, "stop": stop, "include_stop": include_stop}
+    draw = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     text, request = request_from(
-        prompt,
-        raw=raw,
-        system=system,
-        priority=priority,
-        ttl=ttl,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        include_stop=include_stop,
-        bad_words=bad_word,
-        echo=echo,
-        response_format=form_from(json_schema, regex, choice),
+        prompt, raw=raw, system=system, priority=priority, ttl=ttl, sampling=says | ends | draw
     )
     if request_id is not None:
         request["request_id"] = request_id
