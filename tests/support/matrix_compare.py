@@ -1,0 +1,104 @@
+"""Comparing what a sequence was told with what it had to be told, and tallying the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from headrace_worker.engine.messages import SequenceFinish
+from support.matrix_play import Heard
+from support.matrix_workload import Ask
+from support.textbook_sampler import NEAR, adjust, distance
+
+LOGIT_TOLERANCE = 1e-4  # between float32 in the engine and in transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request has to be told from its first token on."""
+
+    ask: Ask
+    token_ids: tuple[int, ...]
+    rows: torch.Tensor  # [len(token_ids), vocab] float32, transformers' logits before each id
+    finish: SequenceFinish
+
+
+@dataclass(slots=True)
+class Tally:
+    """What comparisons found; tallies add up."""
+
+    num_sequences: int = 0
+    num_ids: int = 0  # compared
+    num_identical: int = 0
+    max_logit_difference: float = 0.0
+    near_ties: list[str] = field(default_factory=list)  # mismatches that the reference excuses
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Take in what another comparison found."""
+        self.num_sequences += other.num_sequences
+        self.num_ids += other.num_ids
+        self.num_identical += other.num_identical
+        self.max_logit_difference = max(self.max_logit_difference, other.max_logit_difference)
+        self.near_ties += other.near_ties
+        self.failures += other.failures
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """Return the sum."""
+    found = Tally()
+    for tally in tallies:
+        found.add(tally)
+    return found
+
+
+def compare(label: str, heard: Heard, wanted: Wanted) -> Tally:
+    """Compare ids and logits, place by place, up to the first mismatch of the ids.
+
+    Behind a mismatch the two are different texts, so nothing there can be compared.
+    """
+    tally = Tally(num_sequences=1)
+    start = heard.arrival.num_known
+    for place, token_id in enumerate(heard.token_ids, start):
+        if place == len(wanted.token_ids):
+            tally.failures.append(f"{label}: goes on after its {place} tokens")
+            return tally
+        tally.num_ids += 1
+        _compare_logits(f"{label}, token {place}", heard.rows[place - start], wanted, place, tally)
+        if token_id != wanted.token_ids[place]:
+            _judge(f"{label}, token {place}", token_id, wanted, place, tally)
+            return tally
+        tally.num_identical += 1
+    if not heard.was_dropped:
+        _compare_ends(label, heard, wanted, tally)
+    return tally
+
+
+def _compare_logits(
+    label: str, row: torch.Tensor, wanted: Wanted, place: int, tally: Tally
+) -> None:
+    difference = (row - wanted.rows[place]).abs().max().item()
+    tally.max_logit_difference = max(tally.max_logit_difference, difference)
+    if not difference <= LOGIT_TOLERANCE:
+        tally.failures.append(f"{label}: a logit is {difference:.1e} from that of transformers")
+
+
+def _judge(label: str, token_id: int, wanted: Wanted, place: int, tally: Tally) -> None:
+    """Accept a mismatch only where the reference itself could have gone either way."""
+    ask, before = wanted.ask, wanted.token_ids[:place]
+    row = adjust(wanted.rows[place].numpy(), ask.sampling, ask.prompt, before)
+    position, told = len(ask.prompt) + place, (token_id, wanted.token_ids[place])
+    gap = max(distance(row, ask.sampling, position, one) for one in told)
+    verdict = f"{label}: {told[0]} for {told[1]}, with {gap:.1e} between them"
+    (tally.near_ties if gap < NEAR else tally.failures).append(verdict)
+
+
+def _compare_ends(label: str, heard: Heard, wanted: Wanted, tally: Tally) -> None:
+    num_told = heard.arrival.num_known + len(heard.token_ids)
+    if num_told != len(wanted.token_ids) or heard.finish is not wanted.finish:
+        tally.failures.append(
+            f"{label}: ends with {heard.finish} after {num_told} tokens,"
+            f" not with {wanted.finish} after {len(wanted.token_ids)}"
+        )

@@ -1,0 +1,89 @@
+"""The real engine over a real model, with every row of logits that it samples from kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from headrace_worker.attention.base import AttentionBackend, PackedBatch
+from headrace_worker.engine import loader
+from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.messages import EngineReady, StepOutcome
+from headrace_worker.engine.settings import EngineSettings
+from headrace_worker.model import load_model
+
+
+class Recorder:
+    """Stands before a decoder, changes nothing, and keeps the last logits it gave."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self._is_packed = False
+        self.last_logits: torch.Tensor | None = None  # [num_rows, vocab] float32
+
+    def pack(self) -> int:
+        """Pack the decoder's weights, once only, however many engines share it."""
+        if not self._is_packed:
+            self._is_packed = True
+            self._decoder.pack()
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def forward(self, batch: PackedBatch, backend: AttentionBackend) -> torch.Tensor:
+        """Return the decoder's hidden states."""
+        self.last_logits = None
+        hidden: torch.Tensor = self._decoder.forward(batch, backend)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the decoder's logits."""
+        logits: torch.Tensor = self._decoder.logits(hidden)
+        self.last_logits = logits.clone()
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEngine:
+    """What load_engine returned, and the recorder within."""
+
+    engine: Engine
+    ready: EngineReady
+    recorder: Recorder
+
+    def step(self) -> tuple[StepOutcome, list[torch.Tensor]]:
+        """Run one step, check the books; return its outcome and a row of logits for each token."""
+        outcome = self.engine.step()
+        self.engine.scheduler.pool.check_integrity()
+        if not outcome.tokens:
+            return outcome, []
+        rows = self.recorder.last_logits
+        assert rows is not None
+        assert len(rows) == len(outcome.tokens), "a row for each token, and no others"
+        return outcome, list(rows)
+
+
+class RecordedModel:
+    """A model that is read once, for engines that each have a KV cache and settings of their own.
+
+    Only one of them may be in use at a time: they share the recorder.
+    """
+
+    def __init__(self, path: Path, *, dtype: str = "float32") -> None:
+        self._settings = {"model": str(path), "dtype": dtype, "device": "cpu", "num_threads": 1}
+        model: Any = load_model(path, dtype=getattr(torch, dtype), device=torch.device("cpu"))
+        self._recorder = Recorder(model.decoder)
+        self._model = replace(model, decoder=self._recorder)
+
+    def load_engine(self, options: Mapping[str, Any]) -> RecordedEngine:
+        """Call the real load_engine, in which nothing but reading the files is left out."""
+        settings = EngineSettings(**{**self._settings, **options})
+        with patch.object(loader, "load_model", lambda *args, **kwargs: self._model):
+            engine, ready = loader.load_engine(settings)
+        return RecordedEngine(engine, ready, self._recorder)
