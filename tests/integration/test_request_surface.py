@@ -169,7 +169,7 @@ def test_a_request_with_every_option_survives_a_takeover_at_any_offset(tiny: Tin
     """
     alone = tiny.ask("the mill", request_id="alone", **EVERYTHING)
     assert re.fullmatch("the mill[a-z]{4,12}!", alone.text)
-    logs = {f"r{n}": _beginning(tiny, n) for n in range(len(alone.token_ids) + 1)}
+    logs = {f"r{n}": _beginning(tiny, "alone", n) for n in range(len(alone.token_ids) + 1)}
     with tiny.held():
         for request_id in logs:
             tiny.client.submit("the mill", request_id=request_id, **EVERYTHING)
@@ -186,6 +186,23 @@ def test_a_request_with_every_option_survives_a_takeover_at_any_offset(tiny: Tin
         assert _scores(taken_over) == pytest.approx(_scores(alone), abs=1e-3)
 
 
+@pytest.mark.parametrize(("max_tokens", "reason"), [(6, "stop"), (5, "length")])
+def test_a_form_that_was_complete_at_max_tokens_has_ended_by_itself(
+    tiny: TinyWorker, max_tokens: int, reason: str
+) -> None:
+    """The reason is the same when only the end was missing, and another worker finds it out."""
+    options = {"max_tokens": max_tokens, "temperature": 0, **_form("regex", "[0-9]{6}")}
+    alone = tiny.ask(request_id=f"alone-{reason}", **options)
+    assert (len(alone.token_ids), alone.finish_reason) == (max_tokens, reason)
+    with tiny.held():
+        tiny.client.submit(
+            "the river", request_id=f"late-{reason}", **options, seed=1, ignore_eos=True
+        )
+        tiny.vanish_with({f"late-{reason}": _beginning(tiny, f"alone-{reason}", max_tokens)})
+    with tiny.client.attach(f"late-{reason}") as stream:
+        assert stream.read().finish_reason == reason
+
+
 def _scores(answer: Completion) -> dict[Any, float]:
     """Return every logprob by place and token; in another batch their last bits differ."""
     assert answer.logprobs is not None
@@ -199,9 +216,9 @@ def _scores(answer: Completion) -> dict[Any, float]:
     }
 
 
-def _beginning(tiny: TinyWorker, num_tokens: int) -> ChunkMessage | None:
-    """Return the beginning of the log of the request that ran alone."""
-    tokens = from_chunks(chunks_of(tiny.driver, "alone"))[:num_tokens]
+def _beginning(tiny: TinyWorker, request_id: str, num_tokens: int) -> ChunkMessage | None:
+    """Return the beginning of the log of a request that ran alone."""
+    tokens = from_chunks(chunks_of(tiny.driver, request_id))[:num_tokens]
     return Slice(0, tuple(tokens)).to_message() if tokens else None
 
 

@@ -142,6 +142,14 @@ def test_a_takeover_at_any_offset_goes_on_as_if_nothing_had_happened(offset: int
     assert text == "Hello" + "an ENd at the END"
 
 
+def test_the_engine_tells_how_an_output_with_a_grammar_has_ended() -> None:
+    """At max_tokens the last token may have completed the form, which is another reason."""
+    emitted = (ChunkMessage(tuple(byte_ids(TOKENIZER, b"no")), ("n", "o")),)
+    prepared = prepare(emitted=emitted, max_tokens=2, response_format=CHOICE)
+    assert prepared.finish_reason is None
+    assert prepare(emitted=emitted, max_tokens=2).finish_reason is FinishReason.LENGTH
+
+
 def test_a_takeover_of_an_echo_with_one_token_brings_no_second_one() -> None:
     """With max_tokens 1 the log has the echo already, and only the end is missing."""
     emitted = (ChunkMessage(tuple(OUTPUT[:1]), ("Helloa",)),)

@@ -169,4 +169,6 @@ def _finish_reason(
         return None
     if detokenizer.stopped or output[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
+    if sampling.grammar is not None:
+        return None  # the last token may have completed it, which only the engine can tell
     return FinishReason.LENGTH if len(output) >= sampling.max_tokens else None
