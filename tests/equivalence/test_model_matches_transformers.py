@@ -113,11 +113,41 @@ def test_greedy_tokens(variant: tuple[Any, LoadedModel]) -> None:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_gguf_file_computes_what_its_source_does(tmp_path: Path, family: str) -> None:
-    """Row order, biases and norms survive the way through a GGUF file (B45)."""
+GGUF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4}),
+    "phi3": ("phi3", {"tie_word_embeddings": False, "sliding_window": 20}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 100,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+                "attention_factor": 1.25,
+            },
+        },
+    ),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "sliding_window_pattern": 6},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant_name", GGUF_VARIANTS)
+def test_a_gguf_file_computes_what_its_source_does(tmp_path: Path, variant_name: str) -> None:
+    """Row order, biases, norms and windows survive the way through a GGUF file (B45)."""
     torch.set_num_threads(1)
-    source = build_tiny_model(family)
+    family, options = GGUF_VARIANTS[variant_name]
+    source = build_tiny_model(family, **options)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", source)
     model = load_model(path, dtype=torch.float32, device=CPU)
     (prompt,) = draw_prompts(50)

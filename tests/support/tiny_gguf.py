@@ -29,6 +29,18 @@ _STEMS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA_STEMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_OTHER_STEMS = {
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "gemma2": _GEMMA_STEMS,
+    "gemma3": _GEMMA_STEMS,
+}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # where the names differ
+_INTERLEAVED = ("llama", "smollm3")
 
 
 def write_tiny_gguf(
@@ -44,17 +56,18 @@ def write_tiny_gguf(
     ``fields`` (without the architecture's prefix) override metadata; ``None`` removes one.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
     for key, value in {**_metadata(config), **(fields or {})}.items():
         if value is not None:
-            _add_field(writer, f"{config.model_type}.{key}", value)
+            _add_field(writer, f"{architecture}.{key}", value)
     _add_tokenizer(writer)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = _in_llama_cpp_order(name, tensor, config)
-        _add_tensor(writer, _gguf_name(name), values, quantization)
-    for name, values in (extra_tensors or {}).items():
+        values = _as_llama_cpp_keeps_it(name, tensor, config, architecture)
+        _add_tensor(writer, _gguf_name(name, architecture), values, quantization)
+    for name, values in {**_longrope_factors(config), **(extra_tensors or {})}.items():
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -64,6 +77,9 @@ def write_tiny_gguf(
 
 
 def _metadata(config: Any) -> dict[str, Any]:
+    head_dim = config.head_dim
+    window = getattr(config, "sliding_window", None)
+    keeps_window = config.model_type in ("phi3", "gemma2", "gemma3_text")
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -71,11 +87,38 @@ def _metadata(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
+        "attention.key_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "attention.sliding_window": window or 0 if keeps_window else None,
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
         "vocab_size": config.vocab_size,
+        **_rope_metadata(config),
+    }
+
+
+def _rope_metadata(config: Any) -> dict[str, Any]:
+    """Gemma 3's local base is not written: it is the same in all models."""
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    kind = rope["rope_type"]
+    is_phi = config.model_type == "phi3"
+    return {
+        "rope.dimension_count": int(config.head_dim * (rope.get("partial_rotary_factor") or 1)),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.scaling.type": "linear" if kind == "linear" else None,
+        "rope.scaling.factor": float(rope["factor"]) if kind == "linear" else None,
+        "rope.scaling.attn_factor": rope.get("attention_factor"),
+        "rope.scaling.original_context_length": (
+            config.original_max_position_embeddings if is_phi else None
+        ),
+    }
+
+
+def _longrope_factors(config: Any) -> dict[str, Any]:
+    kinds = ("short", "long") if config.rope_parameters.get("rope_type") == "longrope" else ()
+    return {
+        f"rope_factors_{kind}.weight": config.rope_parameters[f"{kind}_factor"] for kind in kinds
     }
 
 
@@ -112,21 +155,29 @@ def _merges(serialized: str) -> list[str]:
     return [" ".join(pair) for pair in json.loads(serialized)["model"]["merges"]]
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, architecture: str) -> str:
     stem, kind = name.rsplit(".", 1)
     prefix = ""
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         prefix = f"blk.{layer}."
-    return f"{prefix}{_STEMS[stem]}.{kind}"
+    stems = {**_STEMS, **_OTHER_STEMS.get(architecture, {})}
+    return f"{prefix}{stems[stem]}.{kind}"
 
 
-def _in_llama_cpp_order(name: str, tensor: torch.Tensor, config: Any) -> np.ndarray[Any, Any]:
-    """Llama's query and key rows are stored so that rotated pairs are neighbours."""
+def _as_llama_cpp_keeps_it(
+    name: str, tensor: torch.Tensor, config: Any, architecture: str
+) -> np.ndarray[Any, Any]:
+    """Llama's query and key rows are stored so that rotated pairs are neighbours.
+
+    Gemma's norms are stored as the factor that they stand for, 1 + weight.
+    """
     values = tensor.float().numpy()
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return values + np.float32(1)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     projection = name.split(".")[-2]
-    if config.model_type != "llama" or projection not in heads:
+    if architecture not in _INTERLEAVED or projection not in heads:
         return values
     halves = values.reshape(heads[projection], 2, -1, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)

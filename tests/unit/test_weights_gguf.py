@@ -11,22 +11,26 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from headrace_worker.model import LoadedModel, ModelConfig, ModelLoadError, load_model
+from headrace_worker.model import ModelConfig, ModelLoadError
+from headrace_worker.model.gguf import GgufModel
+from headrace_worker.model.rope import RopeSpec
+from support.native import config_of, decoder_of, load, load_parameters
 from support.tiny_gguf import write_tiny_gguf
 from support.tiny_models import build_tiny_model
-
-CPU = torch.device("cpu")
-
-
-def load(path: Path) -> LoadedModel:
-    """Load ``path`` in float32 on the CPU."""
-    torch.set_num_threads(1)
-    return load_model(path, dtype=torch.float32, device=CPU)
 
 
 def read(path: Path, model: Any = None, **options: Any) -> ModelConfig:
     """Write a GGUF file with ``options`` and return the configuration read from it."""
-    return load(write_tiny_gguf(path / "tiny.gguf", model or build_tiny_model(), **options)).config
+    return config_of(
+        load(write_tiny_gguf(path / "tiny.gguf", model or build_tiny_model(), **options))
+    )
+
+
+def rope_of(config: ModelConfig) -> RopeSpec:
+    """Return the one rope of all layers."""
+    (rope,) = set(config.ropes)
+    assert rope is not None
+    return rope
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -36,15 +40,15 @@ def test_weights_equal_the_model_they_came_from(tmp_path: Path, family: str, tie
     source = build_tiny_model(family, tie_word_embeddings=tie)
     model = load(write_tiny_gguf(tmp_path / "tiny.gguf", source))
     expected = source.state_dict()
-    for name, parameter in model.decoder.parameters().items():
+    for name, parameter in decoder_of(model).parameters().items():
         assert torch.equal(parameter, expected[name]), name
-    assert model.config.tie_word_embeddings is tie
+    assert config_of(model).tie_word_embeddings is tie
 
 
 def test_biases_of_a_llama_are_reordered_with_their_rows(tmp_path: Path) -> None:
     """A Llama with attention biases keeps them, in order."""
     source = build_tiny_model("llama", attention_bias=True)
-    parameters = load(write_tiny_gguf(tmp_path / "tiny.gguf", source)).decoder.parameters()
+    parameters = load_parameters(write_tiny_gguf(tmp_path / "tiny.gguf", source))
     name = "model.layers.1.self_attn.k_proj.bias"
     assert torch.equal(parameters[name], source.state_dict()[name])
 
@@ -57,7 +61,7 @@ def test_quantized_blocks_are_decoded(tmp_path: Path, quantization: str) -> None
     name = "model.layers.0.mlp.down_proj.weight"
     kind = GGMLQuantizationType[quantization]
     expected = dequantize(quantize(source.state_dict()[name].numpy(), kind), kind)
-    assert np.array_equal(load(path).decoder.parameters()[name].numpy(), expected)
+    assert np.array_equal(load_parameters(path)[name].numpy(), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -73,7 +77,7 @@ def test_the_configuration_equals_the_source(tmp_path: Path, family: str) -> Non
     assert (config.architecture, config.num_kv_heads, config.head_dim) == (family, 1, 16)
     assert config.max_position_embeddings == 512
     assert config.rms_norm_eps == pytest.approx(1e-5)
-    assert config.ropes[0].inv_freq[1] == pytest.approx(5000 ** (-1 / 8))
+    assert rope_of(config).inv_freq[1] == pytest.approx(5000 ** (-1 / 8))
     assert config.qkv_bias is (family == "qwen2")
     assert config.qk_norm is (family == "qwen3")
 
@@ -88,8 +92,8 @@ def test_divisors_of_the_frequencies_are_applied(tmp_path: Path) -> None:
     plain = read(tmp_path)
     factors = np.linspace(1, 8, 8)
     scaled = read(tmp_path, extra_tensors={"rope_freqs.weight": factors})
-    expected = np.array(plain.ropes[0].inv_freq) / factors
-    np.testing.assert_allclose(scaled.ropes[0].inv_freq, expected, rtol=1e-6)
+    expected = np.array(rope_of(plain).inv_freq) / factors
+    np.testing.assert_allclose(rope_of(scaled).inv_freq, expected, rtol=1e-6)
 
 
 def test_yarn_is_read_from_metadata(tmp_path: Path) -> None:
@@ -100,15 +104,15 @@ def test_yarn_is_read_from_metadata(tmp_path: Path) -> None:
         "rope.scaling.original_context_length": 256,
     }
     config = read(tmp_path, fields=fields)
-    assert config.ropes[0].rope_type == "yarn"
-    assert config.ropes[0].attention_scaling > 1
+    assert rope_of(config).rope_type == "yarn"
+    assert rope_of(config).attention_scaling > 1
     assert config.max_position_embeddings == 1024
 
 
 def test_linear_scaling_is_read_from_metadata(tmp_path: Path) -> None:
     """Linear scaling divides every frequency."""
     fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
-    assert read(tmp_path, fields=fields).ropes[0].inv_freq[0] == 0.5
+    assert rope_of(read(tmp_path, fields=fields)).inv_freq[0] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,8 @@ def test_linear_scaling_is_read_from_metadata(tmp_path: Path) -> None:
     [
         ({"rope.scaling.type": "magic", "rope.scaling.factor": 2.0}, "rope type 'magic'"),
         ({"rope.scaling.type": "linear"}, r"llama\.rope\.scaling\.factor is None"),
-        ({"rope.dimension_count": 8}, "rotating 8 of 16 head dimensions"),
+        ({"rope.dimension_count": 8}, "rotating 8 of 16 dimensions"),
+        ({"attention.value_length": 8}, r"values of another size than keys \(16\)"),
         ({"attention.head_count_kv": [2, 1]}, r"head_count_kv is \[2, 1\], not one number"),
         ({"block_count": None}, r"llama\.block_count is None"),
         ({"block_count": 3}, r"lacks model\.layers\.2\."),
@@ -130,6 +135,49 @@ def test_metadata_that_does_not_fit_is_refused(
     """What is missing, unsupported or contradicts the tensors is named."""
     with pytest.raises(ModelLoadError, match=message):
         read(tmp_path, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.scale", 0.5),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.sliding_window", 64),
+        ("attn_logit_softcapping", 50.0),
+        ("logit_scale", 0.0625),
+        ("expert_count", 8),
+        ("rope.scaling.yarn_attn_factor", 2.0),
+    ],
+)
+def test_a_field_that_would_be_ignored_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Metadata that nobody reads and that is not off would change the computation."""
+    with pytest.raises(ModelLoadError, match=rf"GGUF field llama\.{key} \({value}\)"):
+        read(tmp_path, fields={key: value})
+
+
+def test_a_field_that_is_off_is_ignored(tmp_path: Path) -> None:
+    """Zero experts, no cap and notes on how the file was made change nothing."""
+    fields = {"expert_count": 0, "logit_scale": 1.0, "tensor_data_layout": "Meta AI original pth"}
+    assert read(tmp_path, fields=fields).num_layers == 2
+
+
+def test_the_largest_gemma2_scales_scores_by_its_width(tmp_path: Path) -> None:
+    """The format does not store query_pre_attn_scalar: it follows from the number of layers."""
+    source = build_tiny_model("gemma2", head_dim=32)
+    path = write_tiny_gguf(tmp_path / "small.gguf", source)
+    assert GgufModel(path).config.attention_scale == 32**-0.5
+    large = write_tiny_gguf(tmp_path / "large.gguf", source, fields={"block_count": 46})
+    assert GgufModel(large).config.attention_scale == 16**-0.5
+
+
+def test_the_pattern_of_windows_may_be_stored(tmp_path: Path) -> None:
+    """Gemma's windows follow the family's pattern unless the file has another."""
+    source = build_tiny_model("gemma3_text", num_hidden_layers=4)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", source)
+    assert GgufModel(path).config.windows == (20, 20, 20, 20)
+    fields = {"attention.sliding_window_pattern": 3}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", source, fields=fields)
+    assert GgufModel(path).config.windows == (20, 20, None, 20)
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:

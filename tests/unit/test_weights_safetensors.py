@@ -10,18 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headrace_worker.model import LoadedModel, ModelLoadError, load_model
+from headrace_worker.model import ModelLoadError, load_model
+from support.native import config_of, decoder_of, load, load_parameters
 from support.tiny_models import build_tiny_model, make_tiny_llama, make_tiny_model
 
 CPU = torch.device("cpu")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, torch.Tensor]
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """Load the model in ``folder`` on the CPU."""
-    torch.set_num_threads(1)
-    return load_model(folder, dtype=dtype, device=CPU)
 
 
 def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
@@ -35,7 +30,7 @@ def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
 @pytest.mark.parametrize("tie", [True, False])
 def test_every_tensor_arrives_in_its_place(tmp_path: Path, tie: bool) -> None:
     """Each tensor of the file equals the part of the fused weights that its name stands for."""
-    parameters = load(make_tiny_llama(tmp_path, tie=tie)).decoder.parameters()
+    parameters = load_parameters(make_tiny_llama(tmp_path, tie=tie))
     stored = load_file(tmp_path / "model.safetensors")
     assert parameters.keys() == stored.keys()
     assert all(torch.equal(parameters[name], tensor) for name, tensor in stored.items())
@@ -46,7 +41,7 @@ def test_biases_and_head_norms_are_loaded(tmp_path: Path) -> None:
     for family, name in (("qwen2", "self_attn.k_proj.bias"), ("qwen3", "self_attn.q_norm.weight")):
         folder = make_tiny_model(tmp_path / family, family)
         stored = load_file(folder / "model.safetensors")
-        parameter = load(folder).decoder.parameters()[f"model.layers.1.{name}"]
+        parameter = load_parameters(folder)[f"model.layers.1.{name}"]
         assert torch.equal(parameter, stored[f"model.layers.1.{name}"])
 
 
@@ -55,7 +50,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path)
     model = load(folder, torch.bfloat16)
     stored = load_file(folder / "model.safetensors")
-    assert torch.equal(model.decoder.embedding, stored[EMBEDDING].bfloat16())
+    assert torch.equal(decoder_of(model).embedding, stored[EMBEDDING].bfloat16())
     assert model.weights_bytes * 2 == load(folder).weights_bytes
 
 
@@ -63,30 +58,30 @@ def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
     """With tied embeddings the head is the embedding itself, counted once (B42)."""
     model = load(make_tiny_llama(tmp_path))
     assert HEAD not in load_file(tmp_path / "model.safetensors")
-    assert model.decoder.head.weight is model.decoder.embedding
+    assert decoder_of(model).head.weight is decoder_of(model).embedding
 
 
 def test_a_tied_model_may_carry_an_equal_head(tmp_path: Path) -> None:
     """A redundant copy of the embedding is recognised, and takes no memory."""
     edit(make_tiny_llama(tmp_path), lambda t: t.update({HEAD: t[EMBEDDING].clone()}))
     model = load(tmp_path)
-    assert model.config.tie_word_embeddings
-    assert model.decoder.head.weight is model.decoder.embedding
+    assert config_of(model).tie_word_embeddings
+    assert decoder_of(model).head.weight is decoder_of(model).embedding
 
 
 def test_a_tied_model_with_another_head_uses_it(tmp_path: Path) -> None:
     """Where the file contradicts the flag, the weights win, as in transformers."""
     edit(make_tiny_llama(tmp_path), lambda t: t.update({HEAD: t[EMBEDDING] + 1}))
     model = load(tmp_path)
-    assert not model.config.tie_word_embeddings
-    assert torch.equal(model.decoder.head.weight, model.decoder.embedding + 1)
+    assert not config_of(model).tie_word_embeddings
+    assert torch.equal(decoder_of(model).head.weight, decoder_of(model).embedding + 1)
 
 
 def test_a_tied_model_may_name_its_matrix_after_the_head(tmp_path: Path) -> None:
     """The one matrix of a tied model is found under either name."""
     edit(make_tiny_llama(tmp_path), lambda t: t.update({HEAD: t.pop(EMBEDDING)}))
     stored = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(load(tmp_path).decoder.embedding, stored[HEAD])
+    assert torch.equal(decoder_of(load(tmp_path)).embedding, stored[HEAD])
 
 
 def test_an_untied_model_without_head_is_refused(tmp_path: Path) -> None:
@@ -151,8 +146,8 @@ def test_a_sharded_model_equals_the_whole(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="60KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
-    whole = load(tmp_path / "one").decoder.parameters()
-    sharded = load(tmp_path / "many").decoder.parameters()
+    whole = load_parameters(tmp_path / "one")
+    sharded = load_parameters(tmp_path / "many")
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
@@ -163,6 +158,37 @@ def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(ModelLoadError, match=shard.name):
         load(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    """Nobody guesses which of two values is meant."""
+    build_tiny_model().save_pretrained(tmp_path, max_shard_size="60KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    name = next(iter(load_file(first)))
+    save_file({**load_file(second), name: torch.zeros(1)}, second)
+    with pytest.raises(ModelLoadError, match=f"{second.name} holds {name}, and so does another"):
+        load(tmp_path)
+
+
+def test_a_shard_without_a_promised_tensor_is_refused(tmp_path: Path) -> None:
+    """What the index promises and no file holds is missing."""
+    build_tiny_model().save_pretrained(tmp_path, max_shard_size="60KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    tensors = load_file(shard)
+    name, _ = tensors.popitem()
+    save_file(tensors, shard)
+    with pytest.raises(ModelLoadError, match=f"the checkpoint lacks {name}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2", "gemma3_text", "smollm3"])
+def test_every_family_arrives_in_its_place(tmp_path: Path, family: str) -> None:
+    """Fused projections and the norms of each family have the values of the file."""
+    folder = make_tiny_model(tmp_path, family)
+    parameters = load_parameters(folder)
+    stored = load_file(folder / "model.safetensors")
+    assert parameters.keys() == stored.keys()
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in stored.items())
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": []}'])

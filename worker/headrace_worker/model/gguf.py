@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,28 +14,16 @@ from gguf.quants import dequantize
 
 from headrace_worker.model.config import ModelConfig, from_values
 from headrace_worker.model.errors import ModelLoadError
+from headrace_worker.model.gguf_metadata import GgufMetadata
 from headrace_worker.model.rope import RopeSpec
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_ROPE_FACTORS = "rope_freqs.weight"
-_TOP_LEVEL = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
+_ROPE_DIVISORS = "rope_freqs.weight"
+_LONGROPE_FACTORS = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
 }
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class GgufModel:
@@ -49,20 +36,17 @@ class GgufModel:
             ModelLoadError: the file is malformed, one of several parts, or not supported.
         """
         try:
-            self._reader = GGUFReader(path)
+            reader = GGUFReader(path)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
-        self._architecture = str(self._field("general.architecture"))
-        if self._architecture not in _ARCHITECTURES:
-            raise ModelLoadError(
-                f"GGUF architecture {self._architecture!r} is not supported; "
-                f"supported: {', '.join(_ARCHITECTURES)}"
-            )
-        if self._field("split.count", 1) > 1:
+        metadata = GgufMetadata(reader)
+        if metadata.field("split.count", 1) > 1:
             raise ModelLoadError(f"{path} is one of several parts; merge them first")
-        self._tensors = {_translate(tensor.name): tensor for tensor in self._reader.tensors}
-        self._factors = self._tensors.pop(_ROPE_FACTORS, None)
-        self.config = self._read_config()
+        self._architecture = metadata.architecture
+        self._tensors = {
+            self._architecture.translate(tensor.name): tensor for tensor in reader.tensors
+        }
+        self.config = self._read_config(metadata)
 
     def names(self) -> Collection[str]:
         """Return transformers' names of the tensors; what has none keeps its GGUF name."""
@@ -71,74 +55,34 @@ class GgufModel:
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor in float32, rows in transformers' order."""
         values = _dequantize(self._tensors[name])
-        if self._architecture == "llama":
-            # llama.cpp rotates neighbouring pairs: it stores this architecture's q and k reordered.
+        if self._architecture.is_interleaved:
             if ".q_proj." in name:
                 values = _restore_halves(values, self.config.num_heads)
             elif ".k_proj." in name:
                 values = _restore_halves(values, self.config.num_kv_heads)
+        if self._architecture.are_norms_shifted and name.endswith("norm.weight"):
+            values = values - np.float32(1)
         return torch.from_numpy(values)
 
-    def _read_config(self) -> ModelConfig:
-        config = from_values(self._architecture, self._config_values(), self._eos_ids())
-        if self._factors is None:
+    def _read_config(self, metadata: GgufMetadata) -> ModelConfig:
+        divisors = self._tensors.pop(_ROPE_DIVISORS, None)
+        factors = self._longrope_factors() if self._architecture.model_type == "phi3" else {}
+        vocab_size = int(self._tensor("model.embed_tokens.weight").shape[1])
+        values = metadata.config_values(self._tensors.keys(), vocab_size, factors)
+        config = from_values(self._architecture.model_type, values, metadata.eos_ids())
+        if divisors is None:
             return config
         # Llama 3.1 and later: the long-context scaling is stored as a divisor for each frequency.
-        factors = _dequantize(self._factors)
-        return replace(config, ropes=tuple(_divided(rope, factors) for rope in config.ropes))
+        scaled = tuple(_divided(rope, _dequantize(divisors)) for rope in config.ropes)
+        return replace(config, ropes=scaled)
 
-    def _config_values(self) -> dict[str, Any]:
-        heads = self._number("attention.head_count")
-        values = {
-            "vocab_size": int(self._tensor("model.embed_tokens.weight").shape[1]),
-            "hidden_size": self._number("embedding_length"),
-            "intermediate_size": self._number("feed_forward_length"),
-            "num_hidden_layers": self._number("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._number("attention.head_count_kv", heads),
-            "max_position_embeddings": self._number("context_length"),
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),
-            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
-            "rope_parameters": self._rope_parameters(),
-        }
-        head_dim = self._number("attention.key_length", values["hidden_size"] // heads)
-        rotated = self._number("rope.dimension_count", head_dim)
-        if rotated != head_dim:
-            raise ModelLoadError(
-                f"rotating {rotated} of {head_dim} head dimensions is not supported"
-            )
-        if self._architecture != "qwen2":
-            values["head_dim"] = head_dim
-            values["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in self._tensors
-        return values
-
-    def _rope_parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", 10000.0)}
-        scaling = self._field(f"{self._architecture}.rope.scaling.type", "none")
-        parameters["rope_type"] = "default" if scaling == "none" else scaling
-        if scaling != "none":
-            parameters["factor"] = self._number("rope.scaling.factor")
-        if scaling == "yarn":
-            original = self._number("rope.scaling.original_context_length")
-            parameters["original_max_position_embeddings"] = original
-        return parameters
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        fields = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        found = [int(self._field(name)) for name in fields if name in self._reader.fields]
-        return tuple(dict.fromkeys(found))
-
-    def _number(self, key: str, default: Any = None) -> Any:
-        value = self._field(f"{self._architecture}.{key}", default)
-        if not isinstance(value, int | float):
-            raise ModelLoadError(
-                f"GGUF field {self._architecture}.{key} is {value!r}, not one number"
-            )
-        return value
-
-    def _field(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+    def _longrope_factors(self) -> dict[str, list[float]]:
+        if not any(name in self._tensors for name in _LONGROPE_FACTORS.values()):
+            return {}
+        tensors = {key: self._tensor(name) for key, name in _LONGROPE_FACTORS.items()}
+        for name in _LONGROPE_FACTORS.values():
+            del self._tensors[name]
+        return {key: _dequantize(tensor).tolist() for key, tensor in tensors.items()}
 
     def _tensor(self, name: str) -> ReaderTensor:
         if name not in self._tensors:
@@ -146,18 +90,7 @@ class GgufModel:
         return self._tensors[name]
 
 
-def _translate(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None:
-        return name
-    layer, stem, kind = match.groups()
-    translated = _TOP_LEVEL.get(stem) if layer is None else _IN_LAYER.get(stem)
-    if translated is None:
-        return name
-    return f"{translated}.{kind}" if layer is None else f"model.layers.{layer}.{translated}.{kind}"
-
-
-def _dequantize(tensor: ReaderTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _dequantize(tensor: ReaderTensor) -> Array:
     try:
         values = dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
@@ -166,21 +99,17 @@ def _dequantize(tensor: ReaderTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.array(values, dtype=np.float32)
 
 
-def _divided(
-    rope: RopeSpec | None, factors: np.ndarray[Any, np.dtype[np.float32]]
-) -> RopeSpec | None:
+def _divided(rope: RopeSpec | None, divisors: Array) -> RopeSpec | None:
     if rope is None:
         return None
     inv_freq = np.asarray(rope.inv_freq, dtype=np.float32)
-    if factors.shape != inv_freq.shape:
-        raise ModelLoadError(f"{_ROPE_FACTORS} has shape {factors.shape}, not {inv_freq.shape}")
-    scaled = tuple((inv_freq / factors).tolist())
+    if divisors.shape != inv_freq.shape:
+        raise ModelLoadError(f"{_ROPE_DIVISORS} has shape {divisors.shape}, not {inv_freq.shape}")
+    scaled = tuple((inv_freq / divisors).tolist())
     return replace(rope, rope_type="llama3", inv_freq=scaled)
 
 
-def _restore_halves(
-    values: np.ndarray[Any, np.dtype[np.float32]], num_heads: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _restore_halves(values: Array, num_heads: int) -> Array:
     """Undo the interleaving of a head's halves: rows 0, d/2, 1, d/2 + 1, ... become 0, 1, ..."""
     paired = values.reshape(num_heads, -1, 2, *values.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)

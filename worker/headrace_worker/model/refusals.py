@@ -41,6 +41,13 @@ def refuse_unsupported(hf_config: Any) -> None:
         raise ModelLoadError(f"{heads} attention heads are no multiple of {kv_heads} KV heads")
 
 
+def is_neutral(value: Any) -> bool:
+    """Tell whether a value leaves a computation as it is: absent, off, zero or one of it."""
+    if value is None or value is False or value in ("", [], {}):
+        return True
+    return not isinstance(value, bool) and value in (0, 1)
+
+
 def _refuse_architecture(hf_config: Any) -> None:
     for architecture in hf_config.architectures or ():
         if not architecture.endswith("ForCausalLM"):
@@ -67,7 +74,7 @@ def _refuse_unknown_fields(hf_config: Any) -> None:
         # A class keeps under "_name" what it has taken in and resolved into other fields.
         is_known = hasattr(default, name) or hasattr(default, f"_{name}")
         is_known |= name == "partial_rotary_factor" and family.partial_rotary
-        if not is_known and _is_telling(name) and not _is_neutral(value):
+        if not is_known and _is_telling(name) and not is_neutral(value):
             raise ModelLoadError(
                 f"{name} ({value!r}) is not supported for model type {hf_config.model_type!r}"
             )
@@ -89,10 +96,3 @@ def _refuse_options(hf_config: Any) -> None:
 
 def _is_telling(name: str) -> bool:
     return bool(_TELLING.search(name)) and not _HARMLESS.search(name)
-
-
-def _is_neutral(value: Any) -> bool:
-    """Tell whether a value leaves a computation as it is: absent, off, zero or one of it."""
-    if value is None or value is False or value in ("", [], {}):
-        return True
-    return not isinstance(value, bool) and value in (0, 1)

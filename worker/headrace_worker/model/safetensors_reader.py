@@ -23,10 +23,16 @@ class SafetensorsReader:
         """Open every file that holds a tensor.
 
         Raises:
-            ModelLoadError: no weights, a shard of the index is missing, or a file is malformed.
+            ModelLoadError: no weights, a shard of the index is missing, a file is malformed, or two
+                files hold a tensor of the same name.
         """
-        self._files = {path: _open(path) for path in sorted(set(_paths(folder)))}
-        self._owners = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        self._owners: dict[str, Any] = {}  # the open file of each tensor, by its name
+        for path in sorted(set(_paths(folder))):
+            file = _open(path)
+            for name in file.keys():  # noqa: SIM118
+                if name in self._owners:
+                    raise ModelLoadError(f"{path} holds {name}, and so does another file")
+                self._owners[name] = file
 
     def names(self) -> Collection[str]:
         """Return the tensors' names, which are transformers' own."""
