@@ -104,19 +104,17 @@ class Tokenizer:
         return token_ids[1:] if bos is not None and token_ids[:2] == (bos, bos) else token_ids
 
     def encode_plain(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text in the midst of others: no special tokens are added."""
+        """Return the ids of text that needs no beginning: the midst of another, or a chat.
+
+        A chat's template alone decides on special tokens, as in transformers.
+        """
         return self._encode(text, add_special_tokens=False)
 
-    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Return the ids of a chat, ready for the assistant's next words.
-
-        The template alone decides on special tokens, as in transformers. Raises InvalidRequest with
-        the template's own message where it refuses.
-        """
-        return self.encode_plain(self.render_chat(chat))
-
     def render_chat(self, chat: Chat) -> str:
-        """Return the text that the chat template makes; raises InvalidRequest."""
+        """Return the text that the chat template makes, ready for the assistant's next words.
+
+        Raises InvalidRequest with the template's own message where it refuses.
+        """
         template = self._config.chat_template
         if chat.tools:
             template = self._config.tool_template or template
