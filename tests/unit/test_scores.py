@@ -43,6 +43,20 @@ def test_equal_logits_stand_by_token_id_also_where_the_list_ends() -> None:
         assert [token_id for token_id, _ in told.top_logprobs] == [1, 3, 6, 0, 2, 4, 5][:count]
 
 
+@pytest.mark.parametrize("vocab_size", [300, 5120, 50257])
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_the_best_are_those_of_a_full_sort(vocab_size: int, count: int) -> None:
+    """However few chunks of the vocabulary are searched, and with many equal values."""
+    generator = torch.Generator().manual_seed(count)
+    logits = torch.randn(6, vocab_size, generator=generator).mul_(2).bfloat16().float()
+    logits[0] = 0.0
+    logits[1, -3:] = 9.0  # beyond the last whole chunk
+    logits[2, 100:] = -math.inf
+    expected = logits.sort(stable=True, descending=True).indices[:, :count].tolist()
+    told = score(logits, [0] * 6, [count] * 6)
+    assert [[token_id for token_id, _ in row.top_logprobs] for row in told] == expected
+
+
 def test_rows_that_ask_for_more_do_not_change_those_that_ask_for_less() -> None:
     """Each gets as many as it wants, never more than there are tokens (B23)."""
     rows = LOGITS.repeat(3, 1)

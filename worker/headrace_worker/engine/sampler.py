@@ -23,7 +23,8 @@ def sample(
     adjusted = adjust_logits(logits, seqs)
     maxima, most_likely = adjusted.max(-1)
     tokens: list[int] = most_likely.tolist()
-    failures = _find_failures(logits, maxima, seqs)
+    model_maxima = maxima if adjusted is logits else logits.amax(-1)
+    failures = _find_failures(model_maxima, maxima, seqs)
     draws = {
         row: _draw(seq)
         for row, seq in enumerate(seqs)
@@ -44,10 +45,11 @@ def is_greedy(spec: SamplingSpec) -> bool:
 
 
 def _find_failures(
-    logits: torch.Tensor, maxima: torch.Tensor, seqs: ReadOnlyList[Sequence]
+    model_maxima: torch.Tensor,  # [num_rows]
+    maxima: torch.Tensor,  # [num_rows], of what the requests made of the model's rows
+    seqs: ReadOnlyList[Sequence],
 ) -> dict[int, SequenceFailure]:
-    """Look at the rows of the model and at what the requests made of them."""
-    is_sound: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
+    is_sound: list[bool] = torch.isfinite(model_maxima).tolist()
     has_choice: list[bool] = torch.isfinite(maxima).tolist()
     failures = {}
     for row, seq in enumerate(seqs):
@@ -80,15 +82,21 @@ def _score(
     logits: torch.Tensor, tokens: list[int], usable: dict[int, Sequence]
 ) -> dict[int, TokenScore]:
     """Score the chosen tokens of the rows that ask, some rows at a time."""
-    asked = {r: seq.sampling.logprobs for r, seq in usable.items()}
-    wanted = [(row, count) for row, count in asked.items() if count is not None]
+    counts = {r: s.sampling.logprobs for r, s in usable.items() if s.sampling.logprobs is not None}
+    asked = list(counts)
     scores: dict[int, TokenScore] = {}
-    for start in range(0, len(wanted), MAX_ROWS):
-        rows = [row for row, _ in wanted[start : start + MAX_ROWS]]
-        counts = [count for _, count in wanted[start : start + MAX_ROWS]]
-        scored = score_tokens(logits[rows], [tokens[row] for row in rows], counts)
-        scores.update(zip(rows, scored, strict=True))
+    for start in range(0, len(asked), MAX_ROWS):
+        rows = asked[start : start + MAX_ROWS]
+        of_rows = _take(logits, rows)
+        told = score_tokens(of_rows, [tokens[row] for row in rows], [counts[row] for row in rows])
+        scores.update(zip(rows, told, strict=True))
     return scores
+
+
+def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Return these rows; neighbours in a row, as when all ask, are not copied."""
+    first, end = rows[0], rows[-1] + 1
+    return logits[first:end] if end - first == len(rows) else logits[rows]
 
 
 def _describe(seq: Sequence, token: int, score: TokenScore | None) -> SampledToken:
