@@ -25,6 +25,7 @@ from headrace_worker.engine.messages import (
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.settings import Reserve
+from support.oracle_answer import whole_answer
 from support.oracle_backend import OracleBackend, OracleDecoder
 from support.oracle_model import VOCAB_SIZE
 from support.oracle_runner import ListRunner
@@ -136,7 +137,7 @@ def run(engine: Engine, *commands: AddSequence, max_steps: int = 2000) -> Answer
     return answers
 
 
-def solo(command: AddSequence, decoder: OracleDecoder | None = None) -> list[int]:
-    """Return the tokens of the same request alone on a fresh, roomy engine."""
-    engine = make_engine(num_blocks=256, max_num_batched_tokens=512, decoder=decoder)
-    return run(engine, command).tokens.get(command.seq_id, [])
+def solo(command: AddSequence, *, max_model_len: int = 128) -> list[int]:
+    """Return the tokens that a request must be told, worked out without an engine."""
+    num_told = len(command.token_ids) - command.num_prompt_tokens
+    return list(whole_answer(command, max_model_len=max_model_len).tokens[num_told:])

@@ -37,6 +37,7 @@ class Tally:
     sequences: int = 0
     cached_sequences: int = 0  # that began with tokens from the prefix cache
     tokens: int = 0  # compared with the independent answer
+    scores: int = 0  # of prompt tokens, compared in the same way
     near_ties: int = 0  # drawn at a border, where either token is right
     preemptions: int = 0
     takeovers: int = 0

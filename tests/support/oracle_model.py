@@ -34,7 +34,12 @@ def hash_logits(prefix_hash: int) -> bytes:
     return blake2b(prefix_hash.to_bytes(8, "little", signed=True), digest_size=64).digest()
 
 
-def exact_logits(token_ids: Sequence[int]) -> list[float]:
-    """Return the row ``[VOCAB_SIZE]`` that follows these tokens: multiples of 1/2048 in [-4, 4)."""
-    ranks = hash_logits(hash_prefix(pack_prefix(token_ids)))
+def row_of_hash(prefix_hash: int) -> list[float]:
+    """Return the row ``[VOCAB_SIZE]`` of a hidden state: multiples of 1/2048 in [-4, 4)."""
+    ranks = hash_logits(prefix_hash)
     return [(rank * VOCAB_SIZE + token_id) / 2048 - 4 for token_id, rank in enumerate(ranks)]
+
+
+def exact_logits(token_ids: Sequence[int]) -> list[float]:
+    """Return the row that follows these tokens."""
+    return row_of_hash(hash_prefix(pack_prefix(token_ids)))

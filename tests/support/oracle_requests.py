@@ -25,4 +25,5 @@ WISHES: tuple[Mapping[str, Any], ...] = (
     {"stop_token_ids": tuple(range(8, 16))},
     {"stop_token_ids": tuple(range(8, 40)), "min_tokens": 3},
     {"logprobs": 2},
+    {"prompt_logprobs": 1},
 )

@@ -12,12 +12,18 @@ import torch
 
 from headrace_worker.engine.batch import build_batch
 from headrace_worker.engine.engine import RowResult
-from headrace_worker.engine.messages import AddSequence, SampledToken, SequenceFailure
+from headrace_worker.engine.messages import (
+    AddSequence,
+    PromptLogprobs,
+    SampledToken,
+    SequenceFailure,
+    TokenScore,
+)
 from headrace_worker.engine.scheduler import ScheduledSequence
 from headrace_worker.engine.sequence import Sequence
-from support.oracle_answer import choose_token
+from support.oracle_answer import choose_token, log_softmax
 from support.oracle_backend import OracleBackend, OracleDecoder
-from support.oracle_model import VOCAB_SIZE, hash_logits
+from support.oracle_model import VOCAB_SIZE, row_of_hash
 
 
 class ListRunner:
@@ -31,16 +37,37 @@ class ListRunner:
         """Compute one step; return a token or a failure for each share that samples."""
         batch = build_batch(scheduled, self._backend.block_size, torch.device("cpu"))
         hidden = self._decoder.forward(batch, self._backend).tolist()
-        sampling = [share.seq for share in scheduled if share.samples]
-        return [
-            self._choose(seq, *hidden[row])
-            for seq, row in zip(sampling, batch.logit_rows.tolist(), strict=True)
+        ends = batch.cu_seqlens_q.tolist()[1:]
+        results = [
+            self._score(share, hidden[end - share.num_new_tokens : end])
+            for share, end in zip(scheduled, ends, strict=True)
+            if share.scored
         ]
+        failed = {told.seq_id for told in results if isinstance(told, SequenceFailure)}
+        sampling = [share.seq for share in scheduled if share.samples]
+        for seq, row in zip(sampling, batch.logit_rows.tolist(), strict=True):
+            if seq.seq_id not in failed:
+                results.append(self._choose(seq, *hidden[row]))
+        return results
+
+    def _score(self, share: ScheduledSequence, hidden: list[tuple[int, int]]) -> RowResult:
+        seq, places = share.seq, share.scored
+        first = places.start - 1 - seq.num_computed_tokens  # the row that the first comes from
+        rows = hidden[first : first + len(places)]
+        if any(last_token == self._decoder.nan_after for _, last_token in rows):
+            return SequenceFailure(seq.seq_id, "engine_failure", "NaN")
+        scores = []
+        for place, (prefix_hash, _) in zip(places, rows, strict=True):
+            logprobs = log_softmax(row_of_hash(prefix_hash))
+            best = sorted(range(VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])
+            top = tuple((i, logprobs[i]) for i in best[: seq.sampling.prompt_logprobs])
+            token_id = seq.token_ids[place]
+            scores.append(TokenScore(token_id, logprobs[token_id], top))
+        return PromptLogprobs(seq.seq_id, places.start, tuple(scores))
 
     def _choose(self, seq: Sequence, prefix_hash: int, last_token: int) -> RowResult:
         if last_token == self._decoder.nan_after:
             return SequenceFailure(seq.seq_id, "engine_failure", "NaN")
-        ranks = hash_logits(prefix_hash)
-        row = [(rank * VOCAB_SIZE + token_id) / 2048 - 4 for token_id, rank in enumerate(ranks)]
         command = AddSequence(seq.seq_id, (), seq.num_prompt_tokens, seq.sampling)
-        return SampledToken(seq.seq_id, choose_token(row, command, seq.token_ids))
+        token_id = choose_token(row_of_hash(prefix_hash), command, seq.token_ids)
+        return SampledToken(seq.seq_id, token_id)

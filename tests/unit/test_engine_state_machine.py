@@ -32,8 +32,8 @@ TestAnySchedule.settings = settings(
 
 @pytest.mark.parametrize(
     ("num_schedules", "is_fast"),
-    [(900, True), (901, True), (120, False)],
-    ids=["lists", "more lists", "sampler"],
+    [(600, True), (601, True), (602, True), (120, False)],
+    ids=["lists-1", "lists-2", "lists-3", "sampler"],
 )
 def test_no_random_schedule_changes_a_token_or_loses_a_block(
     num_schedules: int, is_fast: bool
@@ -52,8 +52,8 @@ def test_no_random_schedule_changes_a_token_or_loses_a_block(
     assert tally.near_ties <= 1 + tally.tokens / 10_000
     # What never happened was not tested.
     for happened in (tally.preemptions, tally.cached_sequences, tally.aborts, tally.takeovers):
-        assert happened > num_schedules / 20
-    assert tally.breakdowns > num_schedules / 20
+        assert happened > num_schedules / 40
+    assert tally.breakdowns > num_schedules / 40
 
 
 def test_a_long_run_counts_what_it_played() -> None:
