@@ -113,6 +113,7 @@ def test_all_problems_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ("device", "cuda:x"),
         ("dtype", "float8"),
         ("quantization", "awq"),
+        ("model_impl", "vllm"),
         ("max_model_len", "1"),
         ("max_num_seqs", "0"),
         ("max_num_batched_tokens", "-1"),
@@ -203,7 +204,7 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
         *("redis-url", "queue", "model", "device", "dtype", "max-model-len", "max-num-seqs"),
         *("max-num-batched-tokens", "kv-cache-memory", "gpu-memory-utilization", "block-size"),
         *("attention-backend", "quantization", "lease-ttl", "max-strikes", "drain-timeout"),
-        *("exit-when-empty", "metrics-port", "served-model-name"),
+        *("exit-when-empty", "metrics-port", "served-model-name", "model-impl"),
     ],
 )
 def test_the_published_flags_exist(argument: str) -> None:

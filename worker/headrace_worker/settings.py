@@ -86,6 +86,9 @@ class WorkerSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="number format of weights and KV cache"
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto", description="whose model code runs: auto is native where there is such"
+    )
     quantization: Literal["none"] = Field("none", description="none: weights in dtype")
     attention_backend: str | None = Field(None, description="else the best that is available")
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(

@@ -38,7 +38,9 @@ def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
         torch.set_num_threads(settings.num_threads)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    model = load_model(settings.model, dtype=dtype, device=device).packed()
+    model = load_model(
+        settings.model, dtype=dtype, device=device, model_impl=settings.model_impl
+    ).packed()
     backend = create_backend(settings.attention_backend, device)
     parts = _Parts(settings, model, backend, device, dtype)
     max_model_len = parts.choose_max_model_len()  # before the memory is taken

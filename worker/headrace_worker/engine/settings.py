@@ -21,6 +21,7 @@ class EngineSettings:
 
     model: str  # a name, a folder, a .gguf file or a hub id: what load_model takes
     model_name: str | None = None  # what reports call the model; None: the loader's own name
+    model_impl: str = "auto"  # auto, native, transformers: whose model code runs
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from headrace_worker.model.config import ModelConfig, read_config
+from headrace_worker.model.config import (
+    ModelConfig,
+    from_transformers,
+    is_native,
+    read_transformers_config,
+)
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.gguf import GgufModel
 from headrace_worker.model.safetensors_reader import SafetensorsReader
-from headrace_worker.model.source import ModelFiles, locate_model
+from headrace_worker.model.source import locate_model
 from headrace_worker.model.weights import TensorSource, fill, resolve_tying
 
+if TYPE_CHECKING:  # it brings transformers' models, which most workers never need
+    from headrace_worker.model.external import ExternalConfig, ExternalDecoder
+
+MODEL_IMPLS = ("auto", "native", "transformers")
 _DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -26,8 +36,8 @@ class LoadedModel:
     """A model ready to run."""
 
     name: str  # what it was loaded as
-    config: ModelConfig
-    decoder: Decoder
+    config: ModelConfig | ExternalConfig
+    decoder: Decoder | ExternalDecoder
     weights_bytes: int  # W of the memory equation
 
     def packed(self) -> LoadedModel:
@@ -36,27 +46,50 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None
+    source: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str | None = None,
+    model_impl: str = "auto",
 ) -> LoadedModel:
     """Load the ``.gguf`` file, or the folder with safetensors or one GGUF file, at ``source``.
 
-    Weights go straight into ``dtype`` on ``device``, one tensor at a time.
+    Weights go straight into ``dtype`` on ``device``, one tensor at a time. ``model_impl`` says
+    whose model code runs them: ``native``, ``transformers``, or ``auto``: native for its families.
 
     Raises:
         ModelLoadError: there is no such model, it is damaged, or it needs what is not supported.
     """
     if dtype not in _DTYPES.get(device.type, ()):
         raise ModelLoadError(f"{dtype} is not supported on device {device.type!r}")
+    if model_impl not in MODEL_IMPLS:
+        raise ModelLoadError(f"unknown model_impl {model_impl!r}; known: {', '.join(MODEL_IMPLS)}")
     files = locate_model(source)
-    config, weights = _open(files)
+    title = name or files.name
+    if files.is_gguf:
+        if model_impl == "transformers":
+            raise ModelLoadError(f"model_impl 'transformers' does not read GGUF: {files.path}")
+        model = GgufModel(files.path)
+        return _load_native(title, model.config, model, dtype, device)
+    hf_config, eos_token_ids = read_transformers_config(files.path)
+    if model_impl == "native" or (model_impl == "auto" and is_native(hf_config.model_type)):
+        config = from_transformers(hf_config, eos_token_ids)
+        return _load_native(title, config, SafetensorsReader(files.path), dtype, device)
+    from headrace_worker.model.external import load_external
+
+    shape, decoder = load_external(files.path, hf_config, eos_token_ids, dtype=dtype, device=device)
+    return LoadedModel(title, shape, decoder, decoder.weights_bytes)
+
+
+def _load_native(
+    name: str,
+    config: ModelConfig,
+    weights: TensorSource,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedModel:
     config = resolve_tying(config, weights)
     decoder = Decoder(config, dtype, device)
     fill(decoder, weights)
-    return LoadedModel(name or files.name, config, decoder, decoder.weights_bytes)
-
-
-def _open(files: ModelFiles) -> tuple[ModelConfig, TensorSource]:
-    if files.is_gguf:
-        model = GgufModel(files.path)
-        return model.config, model
-    return read_config(files.path), SafetensorsReader(files.path)
+    return LoadedModel(name, config, decoder, decoder.weights_bytes)
