@@ -128,7 +128,9 @@ def _structured_outputs(outputs: object) -> dict[str, Any]:
         if name not in _OUTPUTS:
             raise InvalidRequest(f"structured_outputs.{name} is not supported")
     if len(wanted) != 1:
-        raise InvalidRequest(f"structured_outputs must hold one of {list(_OUTPUTS)}, not {outputs}")
+        raise InvalidRequest(
+            f"structured_outputs must hold one of {list(_OUTPUTS)}, not {shown(outputs)}"
+        )
     ((name, value),) = wanted.items()
     return _OUTPUTS[name](value)
 
