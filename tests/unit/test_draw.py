@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace_worker.engine.draw import Draw, draw_tokens, uniform
+from headrace_worker.engine.draw import Draw, _sum_rows, draw_tokens, uniform
 
 ALL = Draw(0)  # prototypes: the number is filled in for each draw
 
@@ -148,3 +148,18 @@ def by_definition(row: torch.Tensor, kept: Draw, number: float) -> int:
     weights = weights[: int(keep.sum())]
     target = number * weights.sum().item()
     return ranked[int((weights.cumsum(0) <= target).sum())]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_the_weight_of_a_row_has_the_same_bits_alone_and_beside_others(num_threads: int) -> None:
+    """Else a top-p could end a token earlier alone than in a batch (B16)."""
+    weights = bf16_like(7, 50_257).exp()
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        together = _sum_rows(weights)
+        alone = torch.cat([_sum_rows(weights[[row]]) for row in range(7)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+    torch.testing.assert_close(together, weights.double().sum(-1, keepdim=True))

@@ -85,9 +85,7 @@ class _Rows:
         if any(draw.min_p for draw in self._draws):
             min_p = _column([draw.min_p for draw in self._draws], weights)
             weights.masked_fill_(weights < min_p, 0)
-        if pad := -weights.shape[-1] % _CHUNK:
-            weights = torch.nn.functional.pad(weights, (0, pad))
-        chunks = weights.view(len(weights), -1, _CHUNK)
+        chunks = _cut(weights)
         ends = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, chunks]
         target = self._numbers * ends[:, -1:]
         chunk = _first_beyond(ends, target, ends[:, -1:])  # [rows, 1]
@@ -140,7 +138,7 @@ class _Rows:
         limit = torch.tensor(limits, device=weights.device)[:, None]
         top_k = limit.clamp(max=weights.shape[-1])
         ends = weights.cumsum(-1)
-        whole = self._scaled.exp().sum(-1, dtype=torch.float64, keepdim=True)
+        whole = _sum_rows(self._scaled.exp())
         mass = torch.where(limit < vocab_size, ends.gather(1, top_k - 1), whole)
         top_p = _column([draw.top_p for draw in self._draws], weights)
         # A token stays while those before it do not reach top_p; with 1 all stay, rounding or not.
@@ -148,6 +146,21 @@ class _Rows:
         in_min_p = weights >= _column([draw.min_p for draw in self._draws], weights)
         num_kept = torch.minimum(in_top_p.sum(-1, keepdim=True), in_min_p.sum(-1, keepdim=True))
         return torch.minimum(num_kept, top_k).clamp(min=1)
+
+
+def _cut(weights: torch.Tensor) -> torch.Tensor:
+    """Return ``[rows, chunks, _CHUNK]``, the last chunk filled up with zeros."""
+    if pad := -weights.shape[-1] % _CHUNK:
+        weights = torch.nn.functional.pad(weights, (0, pad))
+    return weights.view(len(weights), -1, _CHUNK)
+
+
+def _sum_rows(weights: torch.Tensor) -> torch.Tensor:
+    """Return ``[rows, 1]`` float64, the same for a row alone as beside others.
+
+    The sum of a single long row torch splits among its threads, those of chunks never.
+    """
+    return _cut(weights).sum(-1, dtype=torch.float64).sum(-1, keepdim=True)
 
 
 def _column(numbers: list[float], like: torch.Tensor) -> torch.Tensor:

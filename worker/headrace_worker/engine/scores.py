@@ -72,7 +72,7 @@ def _greatest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     if num_chunks <= 4 * count:
         return logits.topk(count, dim=-1)
     num_chunked = num_chunks * _CHUNK
-    chunks = logits[:, :num_chunked].unflatten(1, (num_chunks, _CHUNK))
+    chunks = logits[:, :num_chunked].view(len(logits), num_chunks, _CHUNK)
     chosen = chunks.amax(-1).topk(count, dim=-1).indices  # [num_rows, count]
     within = torch.arange(_CHUNK, device=logits.device)
     tail = torch.arange(num_chunked, logits.shape[-1], device=logits.device)
