@@ -42,13 +42,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3-biased-untied": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
     "smollm3": ("smollm3", {}),
-    "smollm3-window": ("smollm3", {"use_sliding_window": True, "sliding_window": 20}),
+    "smollm3-window-biased": (
+        "smollm3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
     "phi3": ("phi3", {"tie_word_embeddings": False}),
     "phi3-partial-window": ("phi3", {"partial_rotary_factor": 0.75, "sliding_window": 20}),
     "gemma2": ("gemma2", {}),
-    "gemma2-without-caps": (
+    "gemma2-without-caps-biased": (
         "gemma2",
         {
+            "attention_bias": True,
             "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
             "tie_word_embeddings": False,

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as rotate_phi3
 
 from headrace_worker.model import ModelLoadError
 from headrace_worker.model.families import FAMILIES
@@ -34,6 +36,14 @@ SCALINGS: list[dict[str, Any]] = [
     YARN,
     {**YARN, "attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
     {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+    {**YARN, "truncate": False},
+    {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.1 * index for index in range(8)],
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 256,
+        "factor": 4.0,
+    },
 ]
 
 
@@ -88,6 +98,26 @@ def test_rotation_equals_transformers(dtype: torch.dtype) -> None:
     assert torch.equal(rotate(key, rotation), expected[1][0].transpose(0, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_partial_rotation_equals_transformers(dtype: torch.dtype) -> None:
+    """Phi rotates the first part of a head and leaves the rest as it is, bit for bit."""
+    torch.manual_seed(0)
+    make_config: Any = Phi3Config  # the field is not in its signature
+    config = make_config(
+        hidden_size=64, num_attention_heads=4, partial_rotary_factor=0.75, pad_token_id=0
+    )
+    x = torch.randn(9, 4, 16).to(dtype)
+    positions = torch.randint(0, 256, (9,))
+    cos, sin = Phi3RotaryEmbedding(config)(x, positions[None])
+    theirs: Any = rotate_phi3  # transformers leaves it untyped
+    heads_first = x.transpose(0, 1)[None]
+    expected, _ = theirs(heads_first, heads_first, cos, sin)
+    spec = resolve_rope(config, 16, FAMILIES["phi3"])
+    rotated = rotate(x, RotaryTable(spec, 256, dtype, CPU).lookup(positions))
+    assert torch.equal(rotated, expected[0].transpose(0, 1))
+    assert torch.equal(rotated[..., 12:], x[..., 12:])
+
+
 def test_position_zero_rotates_nothing() -> None:
     """The first token's vectors stay as they are, and all keep their length."""
     table = RotaryTable(resolve_rope(config_with(), 16, LLAMA), 256, torch.float32, CPU)
@@ -113,6 +143,16 @@ def test_a_missing_parameter_is_refused() -> None:
     config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4}
     with pytest.raises(ModelLoadError, match="rope type 'linear': bad parameters"):
         resolve_rope(config, 16, LLAMA)
+
+
+def test_every_layer_must_place_a_token() -> None:
+    """The longest sequence is the one that no layer's frequencies forbid."""
+    near, far = (
+        RopeSpec("longrope", (1.0,), exact_positions=100),
+        RopeSpec("yarn", (1.0,), 1.0, 400),
+    )
+    assert longest_sequence([far, None], 200) == 400
+    assert longest_sequence([far, near], 200) == 100
 
 
 def test_yarn_extends_the_context() -> None:

@@ -103,7 +103,11 @@ class _Parts:
         if wanted is None:
             return limit
         if not 1 < wanted <= limit:
-            raise SettingsError(f"max_model_len {wanted} is not in 2 … {limit}, the model's limit")
+            reason = self.model.config.length_limit_reason
+            explained = f": {reason}" if reason else ""
+            raise SettingsError(
+                f"max_model_len {wanted} is not in 2 … {limit}, the model's limit{explained}"
+            )
         return wanted
 
     def allocate_kv_cache(self) -> KVCachePlan:

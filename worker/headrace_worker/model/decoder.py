@@ -45,11 +45,20 @@ class Decoder:
         """
         backend.begin(batch)
         rotations = {spec: table.lookup(batch.positions) for spec, table in self.rotary.items()}
-        hidden = self._embed(batch.input_ids)
+        hidden = self.embed(batch.input_ids)
         for layer, spec in zip(self.layers, self.config.ropes, strict=True):
             rotation = None if spec is None else rotations[spec]
             layer.forward(hidden, rotation, batch, backend)
         return self.norm(hidden)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the first hidden states ``[num_tokens, hidden_size]``."""
+        hidden = functional.embedding(input_ids, self.embedding)
+        scale = self.config.embedding_scale
+        if scale is not None:
+            # Gemma was trained with the factor rounded to the dtype, such as 55.5 for 55.4256.
+            hidden *= torch.tensor(scale).to(hidden.dtype).item()
+        return hidden
 
     @torch.no_grad()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -59,14 +68,6 @@ class Decoder:
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
         return logits.float()
-
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = functional.embedding(input_ids, self.embedding)
-        scale = self.config.embedding_scale
-        if scale is not None:
-            # Gemma was trained with the factor rounded to the dtype, such as 55.5 for 55.4256.
-            hidden *= torch.tensor(scale).to(hidden.dtype).item()
-        return hidden
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return where each tensor of a checkpoint goes, by transformers' name.
