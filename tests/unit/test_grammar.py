@@ -11,6 +11,7 @@ from time import process_time
 import pytest
 import torch
 
+from headrace_worker.engine.draw import Draw, _Rows, draw_tokens
 from headrace_worker.engine.grammar import GrammarState, GrammarTokens
 from headrace_worker.engine.grammar_mask import mask_by_grammar, next_token_masks
 from headrace_worker.serving.tokenizer import Tokenizer
@@ -193,6 +194,27 @@ def test_rows_without_a_grammar_are_not_touched() -> None:
     kept = logits[1] > -INF
     assert 0 < int(kept.sum()) < VOCAB_SIZE
     assert torch.equal(logits[1][kept], before[1][kept])
+
+
+@pytest.mark.parametrize("draw", [Draw(0.4, top_k=50), Draw(0.9, top_p=0.9), Draw(0.7, top_k=9)])
+def test_a_draw_from_few_tokens_does_not_sort_the_whole_vocabulary(
+    draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masked tokens fill up the candidates, and are no reason to look for more of them."""
+    logits = torch.full((1, 5000), -INF)
+    logits[0, [7, 300, 4000]] = torch.tensor([0.5, 0.1, 0.3])
+    looked_at: list[int] = []
+    most_likely = _Rows._most_likely
+
+    def look(rows: _Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        looked_at.append(count)
+        return most_likely(rows, count)
+
+    monkeypatch.setattr(_Rows, "_most_likely", look)
+    few = draw_tokens(logits, {0: draw})[0]
+    assert len(looked_at) == 1
+    assert few in (7, 300, 4000)
+    assert few == _Rows(logits, [draw]).draw(5000)[0]
 
 
 @pytest.mark.parametrize("width", [VOCAB_SIZE - 20, VOCAB_SIZE + 20])

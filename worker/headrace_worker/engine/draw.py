@@ -110,7 +110,9 @@ class _Rows:
         drawn: list[int] = token_ids.gather(1, index).squeeze(-1).tolist()
         vocab_size = self._scaled.shape[-1]
         if num_candidates < vocab_size:
-            is_complete = values.gather(1, num_kept - 1) > values[:, -1:]  # no equal one outside
+            # No equal one outside, or only such as a mask has taken out, which weigh nothing.
+            is_complete = values.gather(1, num_kept - 1) > values[:, -1:]
+            is_complete |= values[:, -1:] == float("-inf")
             if unsure := (~is_complete).squeeze(-1).nonzero().squeeze(-1).tolist():
                 again = self._select(unsure).draw(min(num_candidates * _MORE, vocab_size))
                 for row, token in zip(unsure, again, strict=True):
