@@ -13,8 +13,10 @@ import torch
 from headrace_worker.attention import create_backend
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.loader import load_engine
+from headrace_worker.engine.messages import EngineReady, StepOutcome
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import LoadedModel, load_model
+from support.engine_process import REAL_ENGINE, start_engine
 from support.external_models import EXTERNAL_MODELS, build_external_model
 from support.oracle import request, run
 from support.packed import PackedRun, greedy_by_transformers
@@ -164,3 +166,17 @@ def test_two_engines_in_one_process_do_not_meet(tmp_path: Path) -> None:
             for token in engine.step().tokens if engine.has_work else ():
                 answers.setdefault(token.seq_id, []).append(token.token_id)
     assert tokens == [model.greedy() for model in models]
+
+
+def test_the_real_engine_process_serves_a_mixture_of_experts(tmp_path: Path) -> None:
+    """The setting and the tokens cross the channel; nothing but the folder is needed."""
+    model = build(tmp_path, "qwen3-moe")
+    settings = EngineSettings(
+        str(tmp_path), device="cpu", dtype="float32", kv_cache_memory_bytes=2**20, num_threads=1
+    )
+    with start_engine(command=REAL_ENGINE, settings=settings) as engine:
+        assert engine.receive(EngineReady, timeout_s=90).max_model_len == 512
+        engine.send(requests()[0])
+        outcomes = engine.receive_until(StepOutcome, lambda outcome: bool(outcome.finished))
+    tokens = [token.token_id for outcome in outcomes for token in outcome.tokens]
+    assert tokens == model.greedy()[1]

@@ -114,6 +114,25 @@ def test_a_model_is_described_without_being_loaded(
 
 
 @pytest.mark.parametrize(
+    ("model_type", "ok", "named"),
+    [
+        ("gpt2", True, "transformers' own GPT2LMHeadModel, 2 layers, context 64"),
+        ("bloom", False, "BloomForCausalLM does not call its attention"),
+    ],
+)
+def test_a_model_without_a_native_decoder_is_described_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str, ok: bool, named: str
+) -> None:
+    """What its configuration says is enough to know whether to try it."""
+    config = {"model_type": model_type, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    found = look(capsys, "--model", str(tmp_path))["model"]
+    assert found["ok"] is ok
+    assert named in found["detail"]
+
+
+@pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda folder: None, "no *.safetensors"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.units import format_bytes
 from headrace_worker.catalogue import CatalogueError, resolve
@@ -69,25 +70,50 @@ def _describe_device(device: object) -> str:
 
 
 def _look_at_model(name: str) -> Finding:
-    from headrace_worker.model.config import read_config
     from headrace_worker.model.errors import ModelLoadError
-    from headrace_worker.model.gguf import GgufModel
     from headrace_worker.model.source import locate_model
 
     try:
-        files = locate_model(resolve(name))
-        config = GgufModel(files.path).config if files.is_gguf else read_config(files.path)
+        path = locate_model(resolve(name)).path
+        shape = _describe_model(path)
     except CatalogueError as error:
         return Finding("model", False, str(error), "headrace pull lists the names that are known")
     except ModelLoadError as error:
         return Finding("model", False, f"{name}: {error}", "give --model another model")
+    return Finding("model", True, f"{name} ({shape}, {format_bytes(_size_of(path))} on disk)")
+
+
+def _describe_model(path: Path) -> str:
+    """Return architecture, layers and context; raises ModelLoadError for what cannot run."""
+    from headrace_worker.model.config import (
+        from_transformers,
+        is_native,
+        read_transformers_config,
+    )
+    from headrace_worker.model.gguf import GgufModel
+
+    if path.suffix == ".gguf":
+        config = GgufModel(path).config
+    else:
+        hf_config, eos_token_ids = read_transformers_config(path)
+        if not is_native(hf_config.model_type):
+            return _describe_external(hf_config)
+        config = from_transformers(hf_config, eos_token_ids)
     kv_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return Finding(
-        "model",
-        True,
-        f"{name} ({config.architecture}, {config.num_layers} layers, context "
-        f"{config.max_position_embeddings}, {format_bytes(2 * kv_values)} of 16-bit KV a token, "
-        f"{format_bytes(_size_of(files.path))} on disk)",
+    return (
+        f"{config.architecture}, {config.num_layers} layers, context "
+        f"{config.max_position_embeddings}, {format_bytes(2 * kv_values)} of 16-bit KV a token"
+    )
+
+
+def _describe_external(hf_config: Any) -> str:
+    """Say what is known before the weights are: the rest is checked when they are loaded."""
+    from headrace_worker.model.external.refusals import choose_class
+
+    name = choose_class(hf_config).__name__
+    return (
+        f"{hf_config.model_type}, transformers' own {name}, {hf_config.num_hidden_layers} layers, "
+        f"context {hf_config.max_position_embeddings}"
     )
 
 
