@@ -128,6 +128,15 @@ def test_equal_prompts_with_different_seeds_differ_and_repeat_exactly() -> None:
     assert once.tokens == again.tokens
 
 
+def test_the_answers_to_one_prompt_share_its_blocks() -> None:
+    """With n > 1 the prompt is computed once; each answer is that of the solo run (B17)."""
+    commands = [request(i, long_prompt(1, 33), temperature=1.0, seed=i) for i in (1, 2, 3, 4)]
+    answers = run(make_engine(max_num_batched_tokens=64), *commands)
+    cached = dict(pair for outcome in answers.outcomes for pair in outcome.admitted)
+    assert cached == {1: 0, 2: 32, 3: 32, 4: 32}
+    assert answers.tokens == {command.seq_id: solo(command) for command in commands}
+
+
 def test_any_of_several_end_tokens_stops_but_not_before_min_tokens() -> None:
     """With ends 5 and 9 and a model that prefers 9: neither in the first four, then 9 (B27)."""
     decoder = OracleDecoder(bias={9: 100.0, 5: 50.0})

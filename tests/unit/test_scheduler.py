@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.sequence import Sequence
 from headrace_worker.engine.settings import Reserve
 from support.oracle import request
@@ -152,3 +155,60 @@ def test_a_prompt_larger_than_the_pool_is_refused_with_its_own_code() -> None:
     assert refusal is not None
     assert refusal.code == "kv_capacity_exceeded"
     assert "16 tokens" in refusal.message
+
+
+def add_equal(scheduler: Scheduler, seq_id: int, num_tokens: int, **options: Any) -> Sequence:
+    """Queue a sequence with the same tokens as all others that are added so."""
+    salt = options.pop("salt", b"")
+    command = request(seq_id, list(range(num_tokens)), salt=salt, **options)
+    seq = Sequence(command, arrival=seq_id)
+    scheduler.add(seq)
+    return seq
+
+
+def test_equal_prompts_that_come_together_compute_their_prefix_once() -> None:
+    """As n > 1 answers do: the others wait a step, and then share the first one's blocks."""
+    scheduler = make_scheduler(budget=64)
+    first, *others = [add_equal(scheduler, i, 14) for i in (1, 2, 3)]
+    assert shares(advance(scheduler)) == {1: 14}
+    assert shares(advance(scheduler)) == {1: 1, 2: 2, 3: 2}
+    assert all(seq.block_table[:3] == first.block_table[:3] for seq in others)
+
+
+def test_a_prompt_that_is_computed_in_chunks_is_waited_for_once_it_ends() -> None:
+    """While it takes the whole budget nobody enters anyway; in its last step there is room."""
+    scheduler = make_scheduler(budget=10)
+    for seq_id in (1, 2):
+        add_equal(scheduler, seq_id, 22)
+    assert [shares(advance(scheduler)) for _ in range(3)] == [{1: 10}, {1: 10}, {1: 2, 2: 2}]
+
+
+def test_a_short_or_foreign_prefix_is_not_waited_for() -> None:
+    """A single block is computed in less than a step, and another tenant's is never shared."""
+    scheduler = make_scheduler(budget=64)
+    add_equal(scheduler, 1, 14)
+    add_equal(scheduler, 2, 7)
+    add_equal(scheduler, 3, 14, salt=b"another")
+    add_equal(scheduler, 4, 14, prompt_logprobs=0)
+    assert shares(advance(scheduler)) == {1: 14, 2: 7, 3: 14, 4: 14}
+
+
+def test_whoever_waits_for_a_prefix_is_passed_but_keeps_its_place() -> None:
+    """Later sequences use the step, but not the room that it will take."""
+    scheduler = make_scheduler(budget=64, max_num_seqs=3)
+    for seq_id in (1, 2):
+        add_equal(scheduler, seq_id, 14)
+    add(scheduler, 3, 5)
+    add(scheduler, 4, 5)
+    assert shares(advance(scheduler)) == {1: 14, 3: 5}
+    assert shares(advance(scheduler)) == {1: 1, 3: 1, 2: 2}
+
+
+def test_blocks_are_kept_for_whoever_waits_for_a_prefix() -> None:
+    """One behind it that would take its blocks stays behind it."""
+    scheduler = make_scheduler(num_blocks=10, budget=64)
+    for seq_id in (1, 2):
+        add_equal(scheduler, seq_id, 14, max_tokens=3)
+    add(scheduler, 3, 9, max_tokens=4)
+    assert shares(advance(scheduler)) == {1: 14}
+    assert shares(advance(scheduler)) == {1: 1, 2: 2, 3: 9}

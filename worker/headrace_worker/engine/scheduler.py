@@ -16,6 +16,9 @@ from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool, block_digest, root_digest
 from headrace_worker.engine.sequence import Sequence, SequenceStatus
 
+# Blocks of a prefix that must be computed in a step for a newcomer to wait for them until the next.
+_WORTH_WAITING = 2
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
@@ -47,6 +50,7 @@ class Schedule:
 
     budget_left: int  # tokens
     scheduled: dict[int, ScheduledSequence] = field(default_factory=dict)  # by seq_id
+    filled: set[bytes] = field(default_factory=set)  # digests of blocks that its prefills fill
     admitted: list[Sequence] = field(default_factory=list)  # for the first time
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -121,20 +125,36 @@ class Scheduler:
             if victim is seq:
                 return
         step.include(seq, num_new_tokens)
+        if num_new_tokens > 1 and self.pool.enable_prefix_caching:
+            num_full = (seq.num_computed_tokens + num_new_tokens) // self.pool.block_size
+            step.filled.update(self._digests(seq, num_full)[seq.num_registered_blocks :])
 
     def _admit_waiting(self, step: Schedule) -> None:
-        while self.waiting and step.budget_left and len(self.running) < self._max_num_seqs:
-            seq = self.waiting[0]
+        held = 0  # leading sequences that wait for a prefix: they are passed, their room is kept
+        while held < len(self.waiting) and step.budget_left:
+            seq, ahead = self.waiting[held], [*self.running, *self.waiting[:held]]
+            if len(ahead) == self._max_num_seqs:
+                return
             cached_blocks = self._find_cached_blocks(seq)
-            if not self.admission.fits(seq, cached_blocks, self.running):
+            if not self.admission.fits(seq, cached_blocks, ahead):
                 return  # in order: skipping the head would starve long prompts
-            del self.waiting[0]
+            if self._prefix_is_filled(seq, len(cached_blocks), step):
+                held += 1
+                continue
+            del self.waiting[held]
             if not seq.was_admitted:
                 step.admitted.append(seq)
             self.pool.acquire(cached_blocks)
             seq.start(cached_blocks, len(cached_blocks) * self.pool.block_size)
             self.running.append(seq)
             self._schedule_running(seq, step)
+
+    def _prefix_is_filled(self, seq: Sequence, num_cached_blocks: int, step: Schedule) -> bool:
+        """Whether this very step computes what it would compute again, as for n > 1 answers."""
+        end = num_cached_blocks + _WORTH_WAITING
+        if seq.num_reusable_tokens < end * self.pool.block_size:
+            return False
+        return step.filled.issuperset(self._digests(seq, end)[num_cached_blocks:])
 
     def _extend_block_table(self, seq: Sequence, num_new_tokens: int) -> bool:
         num_slots = seq.num_computed_tokens + num_new_tokens
