@@ -98,7 +98,10 @@ def build_tiny_model(model_type: str = "llama", *, seed: int = 0, **options: Any
     if settings["head_dim"] is None:
         settings["head_dim"] = settings["hidden_size"] // settings["num_attention_heads"]
     factory: Any = AutoModelForCausalLM  # transformers leaves it untyped
-    model = factory.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
+    # Some releases of transformers compute Gemma 2 through SDPA, which leaves its soft cap out.
+    attention = {"attn_implementation": "eager"} if model_type == "gemma2" else {}
+    config = AutoConfig.for_model(model_type, **settings)
+    model = factory.from_config(config, dtype=torch.float32, **attention)
     _randomize(model, seed)
     return model.eval()
 

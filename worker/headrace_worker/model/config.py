@@ -172,6 +172,7 @@ def _guarded(source: object, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (
+        AttributeError,
         OSError,
         ValueError,
         TypeError,

@@ -14,11 +14,15 @@ from headrace_worker.model.families import FAMILIES
 # A field that the family's class does not know is dropped by transformers without a word. If its
 # name speaks of the computation, the model was meant to compute something else.
 _TELLING = re.compile(
-    "activation|adapter|alibi|attention|attn|bias|bidirectional|causal|chunk|clip|conv|expert|"
-    "interpolat|kv_|latent|layer_types|lora|moe|multiplier|mup|norm|parallel|partial|q_|residual|"
-    "rope|rotary|scal|sink|softcap|sparse|ssm|window"
+    "activation|adapter|alibi|attention|attn|bias|bidirectional|causal|chunk|clip|conv_|expert|"
+    "interpolat|latent|layer_types|lora|moe|multiplier|mup|norm|parallel_|partial|qk|residual|"
+    "rope|rotary|scal|sink|softcap|sparse|ssm|window|(^|_)(q|kv)_"
 )
-_HARMLESS = re.compile("^_|dropout|pdrop|implementation|initializer|quantization_config")
+# max_window_layers qualifies sliding_window, which is refused itself where it is not known.
+_HARMLESS = re.compile(
+    "^_|dropout|pdrop|implementation|initializer|quantization_config|max_window_layers"
+)
+_SECOND_NAMES = {"sliding_window_size": "sliding_window"}  # harmless if both say the same
 
 
 def refuse_family(model_type: str) -> None:
@@ -74,6 +78,7 @@ def _refuse_unknown_fields(hf_config: Any) -> None:
         # A class keeps under "_name" what it has taken in and resolved into other fields.
         is_known = hasattr(default, name) or hasattr(default, f"_{name}")
         is_known |= name == "partial_rotary_factor" and family.partial_rotary
+        is_known |= value == getattr(hf_config, _SECOND_NAMES.get(name, ""), None)
         if not is_known and _is_telling(name) and not is_neutral(value):
             raise ModelLoadError(
                 f"{name} ({value!r}) is not supported for model type {hf_config.model_type!r}"
