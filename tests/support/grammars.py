@@ -17,7 +17,7 @@ from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.grammar import GrammarTokens
 from headrace_worker.engine.grammar_compiler import GrammarCompiler
 from headrace_worker.engine.messages import AddSequence
-from support.oracle import VOCAB_SIZE, Answers, OracleDecoder, make_engine
+from support.oracle import VOCAB_SIZE, Answers, OracleDecoder, make_engine, request
 
 END, EOS_ID = "</s>", 0
 WORDS = ("ab", "abc", "tr", "tru", "true", '":', '",', '{"', '"}', "12")
@@ -117,6 +117,40 @@ def wait_for_work(engine: Engine) -> bool:
         assert readable, "a compile never ended"
         engine.take_grammars()
     return engine.has_work
+
+
+REGEX = r"(true|[0-9]{2,4}) [a-f]+(-[a-z]{1,3})?\."
+CHOICES = ("abc", "ab", "the true thing", "12")
+GRAMMARS = {
+    "schema": schema_grammar(PERSON),
+    "object": schema_grammar({"type": "object"}),
+    "regex": regex_grammar(REGEX),
+    "choice": choice_grammar(*CHOICES),
+}
+
+
+def ask(seq_id: int, kind: str, **options: Any) -> AddSequence:
+    """Return a request with a grammar, and a prompt and draws of its own."""
+    prompt = [1 + (seq_id * 7 + i) % 60 for i in range(2 + seq_id % 5)]
+    sampling = {"max_tokens": 90, "temperature": 1.0, **options}
+    return request(seq_id, prompt, grammar=GRAMMARS[kind], **sampling)
+
+
+def roomy(**options: Any) -> Engine:
+    """Return an engine where nobody has to wait or to leave."""
+    return make_grammar_engine(num_blocks=512, max_num_batched_tokens=256, **options)
+
+
+@cache
+def alone(kind: str, seq_id: int) -> tuple[int, ...]:
+    """Return the output of ``ask`` with nobody else in the engine."""
+    return tuple(run_grammars(roomy(), ask(seq_id, kind)).tokens[seq_id])
+
+
+def everything_is_free(engine: Engine) -> bool:
+    """Whether no block is held and nothing is to be done."""
+    pool = engine.scheduler.pool
+    return pool.num_free == pool.num_blocks and not engine.has_work
 
 
 def _spell(token: str) -> str:

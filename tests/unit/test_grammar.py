@@ -14,6 +14,7 @@ import torch
 from headrace_worker.engine.draw import Draw, _Rows, draw_tokens
 from headrace_worker.engine.grammar import GrammarState, GrammarTokens
 from headrace_worker.engine.grammar_mask import mask_by_grammar, next_token_masks
+from headrace_worker.serving.response_format import make_grammar
 from headrace_worker.serving.tokenizer import Tokenizer
 from support import tokenizers as tiny
 from support.grammars import (
@@ -108,6 +109,15 @@ def test_every_token_that_fits_is_allowed_also_where_only_one_text_is_left() -> 
     """The model chooses how it spells a text; the tokenizer's spelling is not forced on it."""
     assert allowed(begin(choice_grammar("true"))) == [{"t", "tr", "tru", "true"}]
     assert allowed(begin(schema_grammar({"const": {"a": 1}}))) == [{"{", '{"'}]
+
+
+def test_the_options_of_a_response_format_are_held_to() -> None:
+    """At most one space between the parts of JSON, as serving asks for it."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}}
+    grammar = make_grammar(form)
+    for text in ('{"a":1}', '{"a": 1}', '{ "a": 1 }'):
+        assert advance(begin(grammar), text).is_complete
+    assert " " not in allowed(advance(begin(grammar), '{"a": '))[0]
 
 
 def test_a_long_text_without_a_choice_takes_no_longer_than_another() -> None:

@@ -6,18 +6,23 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from headrace_worker.engine.grammar import GrammarState, GrammarTokens
 from headrace_worker.engine.grammar_compiler import GrammarCompiler, GrammarRefusal
+from headrace_worker.engine.loader import make_grammars
+from headrace_worker.engine.settings import EngineSettings
 from support.grammars import (
+    EOS_ID,
     GRAMMAR_TIMEOUT_S,
     PERSON,
     TOKENS,
     choice_grammar,
     oracle_tokens,
     regex_grammar,
+    save_tokenizer,
     schema_grammar,
 )
 
@@ -198,3 +203,17 @@ def test_a_tokenizer_that_cannot_be_read_fails_each_request_with_the_reason() ->
     assert "tokenizer cannot be used with grammars: no such decoder" in refusal.message
     compiler.submit(2, choice_grammar("ab"), ())
     assert isinstance(take_all(compiler)[2], GrammarState)
+
+
+def test_an_engine_compiles_with_the_tokenizer_that_its_settings_name(tmp_path: Path) -> None:
+    """Read when the first grammar comes; without one there are no grammars."""
+    assert make_grammars(EngineSettings(model="m")) is None
+    file = tmp_path / "tokenizer.json"
+    settings = EngineSettings(model="m", tokenizer_file=str(file), eos_token_ids=(EOS_ID,))
+    compiler = make_grammars(settings)
+    assert compiler is not None
+    save_tokenizer(file)
+    compiler.submit(1, choice_grammar("ab"), ())
+    state = take_all(compiler)[1]
+    assert isinstance(state, GrammarState)
+    assert state.tokens.eos_token_ids == {EOS_ID}
