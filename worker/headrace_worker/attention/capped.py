@@ -32,7 +32,7 @@ def attend_capped(
         by_head = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, head_dim]
         scores = by_head.flatten(1, 2) @ keys  # [kv_heads, group * n, num_keys]
         scores = scores.mul_(scale / soft_cap).tanh_().mul_(soft_cap)
-        weights = (scores.unflatten(1, by_head.shape[1:3]) + row_mask).softmax(dim=-1)
+        weights = (scores.view(*by_head.shape[:3], -1) + row_mask).softmax(dim=-1)
         output = (weights.flatten(1, 2) @ values).view(by_head.shape)
         parts.append(output.permute(2, 0, 1, 3).reshape(rows.shape))
     return torch.cat(parts).to(query.dtype)
