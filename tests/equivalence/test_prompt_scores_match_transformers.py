@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.messages import TokenScore
+from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from support.oracle import Answers, request, run
 from support.tiny_models import make_tiny_llama
@@ -47,9 +49,9 @@ def expected(model_path: Path) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-def load(model_path: Path, *, budget: int = 256, num_blocks: int = 200) -> Engine:
-    """Load the model with a pool of that many blocks."""
-    settings = EngineSettings(
+def settings_for(model_path: Path, *, budget: int = 256, num_blocks: int = 200) -> EngineSettings:
+    """Settings for a pool of that many blocks."""
+    return EngineSettings(
         model=str(model_path),
         device="cpu",
         dtype="float32",
@@ -58,7 +60,11 @@ def load(model_path: Path, *, budget: int = 256, num_blocks: int = 200) -> Engin
         max_num_batched_tokens=budget,
         kv_cache_memory_bytes=(num_blocks + 1) * BLOCK_SIZE * K_BYTES,
     )
-    return load_engine(settings)[0]
+
+
+def load(model_path: Path, **options: int) -> Engine:
+    """Load the model."""
+    return load_engine(settings_for(model_path, **options))[0]
 
 
 def scores_of(answers: Answers, seq_id: int) -> list[TokenScore]:
@@ -113,3 +119,13 @@ def test_a_prompts_scores_do_not_depend_on_its_company(model_path: Path) -> None
     command = request(1, PROMPT, prompt_logprobs=3)
     alone = scores_of(run(load(model_path), command), 1)
     assert scores_of(run(load(model_path), *OTHERS, command), 1) == alone
+
+
+def test_memory_for_scoring_is_set_aside_however_few_sequences_run(model_path: Path) -> None:
+    """A prompt is scored by slices of rows, more than one sequence would ever sample."""
+    settings = settings_for(model_path)
+    of_one, of_all, of_more = (
+        load_engine(replace(settings, max_num_seqs=count))[1].activation_bytes
+        for count in (1, MAX_ROWS, MAX_ROWS + 1)
+    )
+    assert of_one == of_all < of_more

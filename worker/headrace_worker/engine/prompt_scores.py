@@ -45,6 +45,7 @@ def _score_rows(
     num_best: list[int] = []
     for share, end in owing:
         seq, places = share.seq, share.scored
+        assert places.start > seq.num_computed_tokens, "what is cached has no logits"
         offset = end - share.num_new_tokens - seq.num_computed_tokens - 1  # a token earlier
         rows += range(offset + places.start, offset + places.stop)
         token_ids += seq.token_ids[places.start : places.stop]
