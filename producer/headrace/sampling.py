@@ -58,7 +58,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None  # token id → [-100, 100]
     min_tokens: int = 0  # no stop string or token counts before so many
     ignore_eos: bool = False  # go on past end of sequence
-    include_stop: bool = False  # the text ends with the stop string that ended it
+    include_stop: bool = False  # the text ends with the stop string or token that ended it
     bad_words: tuple[str, ...] = ()  # texts that the output never holds
     prompt_logprobs: int | None = None  # 0..20 most likely tokens beside each of the prompt
     echo: bool = False  # the text begins with that of the prompt

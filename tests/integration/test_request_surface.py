@@ -53,6 +53,20 @@ def test_an_included_stop_string_ends_the_text(tiny: TinyWorker, plain: Completi
     assert tiny.ask(stop=[stop]).text == plain.text[:end]
 
 
+def test_a_stop_token_is_shown_with_include_stop_only(tiny: TinyWorker, plain: Completion) -> None:
+    """Its id is in the answer either way; the text ends before it, or with it."""
+    token_id = plain.token_ids[-1]
+    hidden, shown = (
+        tiny.ask(stop_token_ids=[token_id], include_stop=included) for included in (False, True)
+    )
+    end = plain.token_ids.index(token_id) + 1
+    assert hidden.token_ids == shown.token_ids == plain.token_ids[:end]
+    assert hidden.finish_reason is shown.finish_reason is FinishReason.STOP
+    assert plain.text.startswith(shown.text)
+    assert len(shown.text) > len(hidden.text)
+    assert shown.text.startswith(hidden.text)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 16])
 def test_an_echo_begins_the_text(tiny: TinyWorker, max_tokens: int) -> None:
     """The prompt is the beginning of the text, whether it was text, ids or a chat."""

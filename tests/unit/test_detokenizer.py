@@ -157,6 +157,13 @@ def test_an_included_stop_string_is_the_end_of_the_text() -> None:
     assert detokenizer.finish() == ""
 
 
+def test_a_silent_token_adds_nothing_and_completes_no_stop_string() -> None:
+    """It ends the output for another reason; what was held back before it comes out."""
+    detokenizer = Detokenizer(_scripted("aST", "OP"), ("STOP",), silent_ids={1})
+    assert [detokenizer.append(i).text for i in (0, 1)] == ["a", ""]
+    assert (detokenizer.stopped, detokenizer.finish()) == (False, "ST")
+
+
 def test_an_echo_goes_before_the_first_piece() -> None:
     """It comes with the first token, also when that has no text of its own, and only then."""
     first, second = byte_ids(BYTE_LEVEL, "é".encode())

@@ -107,6 +107,27 @@ def test_tools_and_variables_reach_the_template() -> None:
     assert TOKENIZER.decode(prepared.prompt_token_ids) == "f calm Hi"
 
 
+def _text(output: bytes, **options: Any) -> str:
+    detokenizer = prepare(**options).detokenizer
+    return "".join(detokenizer.append(i).text for i in byte_ids(TOKENIZER, output))
+
+
+def test_the_token_that_ends_an_answer_is_no_part_of_its_text() -> None:
+    """As in vLLM, its text is shown with include_stop only, also where it is no special token."""
+    newline = tuple(byte_ids(TOKENIZER, b"\n"))
+    assert _text(b"so\n", stop_token_ids=newline) == "so"
+    assert _text(b"so\n", stop_token_ids=newline, include_stop=True) == "so\n"
+    assert _text(b"so\n") == "so\n"
+
+
+def test_the_end_of_a_form_is_no_part_of_its_text() -> None:
+    """An end of sequence that is spelled out would break the JSON; it ends it, ignored or not."""
+    (end,) = byte_ids(TOKENIZER, b"~")
+    tokenizer = byte_level_tokenizer(eos_token_ids=frozenset({end}))
+    form = prepare(Intake(tokenizer, READY, "tiny"), response_format=CHOICE, ignore_eos=True)
+    assert form.detokenizer.append(end).text == ""
+
+
 OPTIONS: dict[str, Any] = {
     "max_tokens": 30,
     "min_tokens": 2,

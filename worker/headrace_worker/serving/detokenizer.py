@@ -13,7 +13,7 @@ first piece, past the stop strings. One thread owns a detokenizer.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from headrace_worker.serving.stop_strings import StopScanner
@@ -38,12 +38,14 @@ class Detokenizer:
         *,
         include_stop: bool = False,
         echo: str = "",
+        silent_ids: Collection[int] = (),
     ) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._scanner = StopScanner(stop, include_stop=include_stop)
         self._min_tokens = min_tokens  # no stop string counts that ends before this many tokens
         self._echo = echo  # text of the prompt, until the first token has taken it along
+        self._silent_ids = silent_ids  # tokens that end the output without being part of its text
         self._num_tokens = 0
         self._stopped = False
 
@@ -62,7 +64,8 @@ class Detokenizer:
         if self._stopped:
             return Piece("", stopped=True)
         self._num_tokens += 1
-        text = self._decoder.decode(self._token_bytes(token_id))
+        is_silent = token_id in self._silent_ids
+        text = self._decoder.decode(b"" if is_silent else self._token_bytes(token_id))
         scan = self._scanner.feed(text, may_stop=self._num_tokens >= self._min_tokens)
         self._stopped = scan.matched
         echo, self._echo = self._echo, ""

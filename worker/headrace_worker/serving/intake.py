@@ -75,7 +75,7 @@ class Intake:
         check_num_scores(len(prompt.token_ids), message.sampling.prompt_logprobs)
         sampling = resolve_sampling(message, len(prompt.token_ids), self._tokenizer, self._ready)
         output = tuple(token_id for chunk in emitted for token_id in chunk.token_ids)
-        detokenizer = self._make_detokenizer(message, prompt)
+        detokenizer = self._make_detokenizer(message, prompt, sampling)
         for token_id in output:
             detokenizer.append(token_id)
         return PreparedRequest(
@@ -119,7 +119,9 @@ class Intake:
             return _Prompt(self._tokenizer.encode(message.prompt), message.prompt)
         return _Prompt(message.prompt or (), None)
 
-    def _make_detokenizer(self, message: RequestMessage, prompt: _Prompt) -> Detokenizer:
+    def _make_detokenizer(
+        self, message: RequestMessage, prompt: _Prompt, sampling: SamplingSpec
+    ) -> Detokenizer:
         params = message.sampling
         return Detokenizer(
             self._tokenizer.token_bytes,
@@ -127,7 +129,13 @@ class Intake:
             params.min_tokens,
             include_stop=params.include_stop,
             echo=self._echo(prompt) if params.echo else "",
+            silent_ids=frozenset() if params.include_stop else self._ends(sampling),
         )
+
+    def _ends(self, sampling: SamplingSpec) -> frozenset[int]:
+        """Return the tokens of which each ends the output; a grammar's end cannot be ignored."""
+        stops = frozenset(sampling.stop_token_ids)
+        return stops if sampling.grammar is None else stops | self._tokenizer.eos_token_ids
 
     def _echo(self, prompt: _Prompt) -> str:
         """Return the prompt's text; it has to travel with the first token."""
