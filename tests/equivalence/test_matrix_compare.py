@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from headrace_worker.engine.messages import SamplingSpec, SequenceFinish
+from headrace_worker.engine.messages import SamplingSpec, SequenceFinish, TokenScore
 from support.matrix_compare import Tally, Wanted, compare, total
 from support.matrix_play import Arrival, Heard
 from support.matrix_workload import Ask
 
-ROWS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.9995], [0.0, 0.0, 1.0]])
+# Behind both tokens of the prompt, and the three of the answer.
+ROWS = torch.tensor(
+    [[9.0, 9.0, 9.0], [0.0, 3.0, 1.0], [2.0, 0.0, 1.9995], [0.0, 0.0, 1.0], [9.0, 9.0, 9.0]]
+)
 ASK = Ask("greedy", (1, 2), SamplingSpec(max_tokens=3, seed=0, temperature=0.0))
 WANTED = Wanted(ASK, (1, 0, 2), ROWS, SequenceFinish.LENGTH)
 
 
 def told(*token_ids: int, start: int = 0) -> Heard:
     """Return what a sequence heard, with the reference's own logits."""
-    rows = list(ROWS[start : start + len(token_ids)])
-    return Heard(Arrival(0, num_known=start), list(token_ids), rows, SequenceFinish.LENGTH)
+    rows = list(ROWS[1 + start :][: len(token_ids)])
+    arrival = Arrival(0, num_known=start)
+    return Heard(arrival, list(token_ids), rows, finish=SequenceFinish.LENGTH)
 
 
 def test_the_same_answer_is_identical() -> None:
@@ -79,6 +84,26 @@ def test_another_reason_to_end_is_a_failure() -> None:
     """The ids agree, the finish does not."""
     wanted = replace(WANTED, finish=SequenceFinish.STOP)
     assert len(compare("x", told(1, 0, 2), wanted).failures) == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "num_failures"),
+    [
+        ([TokenScore(2, -math.log(3))], 0),
+        ([TokenScore(2, -1.0)], 1),
+        ([TokenScore(1, -math.log(3))], 1),
+        ([], 1),
+    ],
+)
+def test_scores_of_the_prompt_are_those_of_transformers(
+    scores: list[TokenScore], num_failures: int
+) -> None:
+    """All are there, in order, and none is off."""
+    spec = replace(ASK.sampling, prompt_logprobs=0)
+    wanted = replace(WANTED, ask=replace(ASK, sampling=spec))
+    heard = told(1, 0, 2)
+    heard.scores = scores
+    assert len(compare("x", heard, wanted).failures) == num_failures
 
 
 def test_tallies_add_up() -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from support.matrix_compare import Tally, Wanted, compare, total
-from support.matrix_families import FAMILIES, make_twin
+from support.matrix_families import make_twin
 from support.matrix_options import OPTIONS, alone
 from support.matrix_play import Heard, Play, Stage
 from support.matrix_workload import Ask, Size, make_workload
@@ -24,8 +24,7 @@ class Matrix:
 
     def __init__(self, family: str, folder: Path, *, seed: int, size: Size) -> None:
         self._name = f"{family}, workload {seed}"
-        self._seed = seed
-        self._twin = make_twin(FAMILIES[family], folder)
+        self._twin = make_twin(family, folder)
         self._stage = Stage(folder, make_workload(seed, size))
         self._baseline, _ = self._stage.perform(alone(self._stage.asks), [])
         self._wanted = list(map(self._want, self._stage.asks, self._baseline))
@@ -41,7 +40,7 @@ class Matrix:
             greedy = [heard for heard in self._baseline if self._ask(heard).kind == "greedy"]
             return self._compare(column, greedy, self._generated)
         answers = [wanted.token_ids for wanted in self._wanted]
-        rng = random.Random(f"{column} {self._seed}")
+        rng = random.Random(f"{self._name} {column}")
         plays = [OPTIONS[column](self._stage.asks, answers, rng) for _ in range(times)]
         return total(
             self._perform(f"{column} {number}", play, answers)
@@ -74,7 +73,7 @@ class Matrix:
         """Return the baseline's answer, with transformers' logits along it."""
         answer = tuple(heard.token_ids)
         assert heard.finish is not None
-        return Wanted(ask, answer, self._twin.rows(ask.prompt, answer), heard.finish)
+        return Wanted(ask, answer, self._twin.rows(ask.prompt + answer), heard.finish)
 
     def _drawn(self, wanted: Wanted) -> Wanted:
         """Return what a textbook draws from transformers' logits at each place of the answer."""
@@ -85,7 +84,7 @@ class Matrix:
                 ask.sampling,
                 len(ask.prompt) + place,
             )
-            for place, row in enumerate(wanted.rows)
+            for place, row in enumerate(wanted.answer_rows)
         ]
         return replace(wanted, token_ids=tuple(choices))
 

@@ -21,8 +21,13 @@ class Wanted:
 
     ask: Ask
     token_ids: tuple[int, ...]
-    rows: torch.Tensor  # [len(token_ids), vocab] float32, transformers' logits before each id
+    rows: torch.Tensor  # [prompt + answer, vocab] float32, transformers' logits behind each token
     finish: SequenceFinish
+
+    @property
+    def answer_rows(self) -> torch.Tensor:
+        """The rows that predict each id of the answer, ``[len(token_ids), vocab]``."""
+        return self.rows[len(self.ask.prompt) - 1 : -1]
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ def compare(label: str, heard: Heard, wanted: Wanted) -> Tally:
     Behind a mismatch the two are different texts, so nothing there can be compared.
     """
     tally = Tally(num_sequences=1)
+    _compare_scores(label, heard, wanted, tally)
     start = heard.arrival.num_known
     for place, token_id in enumerate(heard.token_ids, start):
         if place == len(wanted.token_ids):
@@ -79,16 +85,35 @@ def compare(label: str, heard: Heard, wanted: Wanted) -> Tally:
 def _compare_logits(
     label: str, row: torch.Tensor, wanted: Wanted, place: int, tally: Tally
 ) -> None:
-    difference = (row - wanted.rows[place]).abs().max().item()
+    difference = (row - wanted.answer_rows[place]).abs().max().item()
+    _limit(f"{label}: a logit", difference, tally)
+
+
+def _compare_scores(label: str, heard: Heard, wanted: Wanted, tally: Tally) -> None:
+    """Every prompt token but the first has its log-probability, if it was asked for."""
+    prompt = wanted.ask.prompt
+    if wanted.ask.sampling.prompt_logprobs is None or (heard.was_dropped and not heard.scores):
+        return
+    told = [score.token_id for score in heard.scores]
+    if told != list(prompt[1 : 1 + len(told)] if heard.was_dropped else prompt[1:]):
+        tally.failures.append(f"{label}: scores of {told}, not of the prompt")
+        return
+    logprobs = wanted.rows[: len(told)].log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(told)[:, None])[:, 0]
+    difference = (torch.tensor([score.logprob for score in heard.scores]) - own).abs().max()
+    _limit(f"{label}: a prompt token's log-probability", difference.item(), tally)
+
+
+def _limit(what: str, difference: float, tally: Tally) -> None:
     tally.max_logit_difference = max(tally.max_logit_difference, difference)
     if not difference <= LOGIT_TOLERANCE:
-        tally.failures.append(f"{label}: a logit is {difference:.1e} from that of transformers")
+        tally.failures.append(f"{what} is {difference:.1e} from that of transformers")
 
 
 def _judge(label: str, token_id: int, wanted: Wanted, place: int, tally: Tally) -> None:
     """Accept a mismatch only where the reference itself could have gone either way."""
     ask, before = wanted.ask, wanted.token_ids[:place]
-    row = adjust(wanted.rows[place].numpy(), ask.sampling, ask.prompt, before)
+    row = adjust(wanted.answer_rows[place].numpy(), ask.sampling, ask.prompt, before)
     position, told = len(ask.prompt) + place, (token_id, wanted.token_ids[place])
     gap = max(distance(row, ask.sampling, position, one) for one in told)
     verdict = f"{label}: {told[0]} for {told[1]}, with {gap:.1e} between them"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headrace_worker.engine.messages import AddSequence, SequenceFinish, StepOutcome
+from headrace_worker.engine.messages import AddSequence, SequenceFinish, StepOutcome, TokenScore
 from headrace_worker.engine.sequence import Sequence as EngineSequence
 from headrace_worker.engine.sequence import SequenceStatus
 from support.matrix_workload import Ask
@@ -68,6 +68,7 @@ class Heard:
     arrival: Arrival
     token_ids: list[int] = field(default_factory=list)
     rows: list[torch.Tensor] = field(default_factory=list)  # [vocab] each, what they came from
+    scores: list[TokenScore] = field(default_factory=list)  # of prompt tokens, where asked for
     finish: SequenceFinish | None = None  # None: it was dropped
     was_dropped: bool = False
 
@@ -144,7 +145,7 @@ class _Round:
         ask, seq_id = self._asks[arrival.ask], self._first_id + len(self.heard)
         self.heard[seq_id] = Heard(arrival)
         known = tuple(self._answers[arrival.ask][: arrival.num_known]) if arrival.num_known else ()
-        self._recorded.engine.add(
+        self._recorded.add(
             AddSequence(
                 seq_id,
                 ask.prompt + known,
@@ -163,6 +164,10 @@ class _Round:
             assert not heard.was_dropped
             heard.token_ids.append(token.token_id)
             heard.rows.append(row)
+        for part in outcome.prompt_logprobs:
+            scores = self.heard[part.seq_id].scores
+            assert part.start == len(scores) + 1, "each is told once, in order"
+            scores += part.scores
         for seq_id, reason in outcome.finished:
             self.heard[seq_id].finish = reason
         self.events |= _events(outcome)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace_worker.engine.messages import SamplingSpec
+from support.matrix_grammar import FORM
 from support.tiny_models import TINY_VOCAB_SIZE
 
 STOP_IDS = tuple(range(5, TINY_VOCAB_SIZE, 9))  # so many that some answers end early
@@ -29,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.7, "logit_bias": ((7, 3.0), (90, 2.0), (211, -50.0))},
     "stops": {"stop_token_ids": STOP_IDS, "min_tokens": 4},
     "bad words": {"temperature": 0.3, "bad_words": BAD_WORDS},
+    "form": {"temperature": 0.9, "grammar": FORM},
+    "scored prompt": {"temperature": 0.0, "prompt_logprobs": 3},
 }
 NUM_CHOICES = 3  # of the request with n > 1: as many requests with one prompt, seed + index
 _SHARED = (1.0, 0.5)  # how much of the longest prompt two other greedy requests begin with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import torch
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine import loader
 from headrace_worker.engine.engine import Engine
-from headrace_worker.engine.messages import EngineReady, StepOutcome
+from headrace_worker.engine.messages import AddSequence, EngineReady, StepOutcome
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import load_model
+from support.tiny_models import CHAT_END_ID
+
+COMPILE_TIMEOUT_S = 30.0  # for a grammar that takes milliseconds
 
 
 class Recorder:
@@ -57,6 +61,16 @@ class RecordedEngine:
     ready: EngineReady
     recorder: Recorder
 
+    def add(self, command: AddSequence) -> None:
+        """Take a sequence in; its grammar is waited for, so that a play is the same each time."""
+        self.engine.add(command)
+        grammars = self.engine.grammars
+        assert grammars is not None
+        while grammars.is_waited_for:
+            readable, _, _ = select.select([grammars], [], [], COMPILE_TIMEOUT_S)
+            assert readable, "a grammar was never compiled"
+            self.engine.take_grammars()
+
     def step(self) -> tuple[StepOutcome, list[torch.Tensor]]:
         """Run one step, check the books; return its outcome and a row of logits for each token."""
         outcome = self.engine.step()
@@ -76,7 +90,14 @@ class RecordedModel:
     """
 
     def __init__(self, path: Path, *, dtype: str = "float32") -> None:
-        self._settings = {"model": str(path), "dtype": dtype, "device": "cpu", "num_threads": 1}
+        self._settings = {
+            "model": str(path),
+            "dtype": dtype,
+            "device": "cpu",
+            "num_threads": 1,
+            "tokenizer_file": str(path / "tokenizer.json"),
+            "eos_token_ids": (CHAT_END_ID,),
+        }
         model: Any = load_model(path, dtype=getattr(torch, dtype), device=torch.device("cpu"))
         self._recorder = Recorder(model.decoder)
         self._model = replace(model, decoder=self._recorder)

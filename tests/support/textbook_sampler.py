@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from headrace_worker.engine.draw import uniform
 from headrace_worker.engine.messages import SamplingSpec
+from support.matrix_grammar import allowed_tokens
 
 NEAR = 1e-3  # logits, or shares of the whole, closer than this may come out either way
 Row = NDArray[np.float64]  # [vocab]
 
 
 def adjust(raw: Any, spec: SamplingSpec, prompt: tuple[int, ...], output: tuple[int, ...]) -> Row:
-    """Return a row of logits after bias, penalties and the masks of stop tokens and bad words."""
+    """Return a row of logits after bias, penalties and all that masks tokens."""
     row = np.array(raw, dtype=np.float64)
     for token_id, bias in spec.logit_bias:
         row[token_id] += bias
@@ -32,6 +33,8 @@ def adjust(raw: Any, spec: SamplingSpec, prompt: tuple[int, ...], output: tuple[
     for *beginning, last in spec.bad_words:
         if beginning == list(output[len(output) - len(beginning) :]):
             row[last] = -np.inf
+    if spec.grammar is not None:
+        row[~allowed_tokens(spec.grammar, output)[: len(row)]] = -np.inf
     return row
 
 
