@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-redis check format bench clean
+.PHONY: help setup model demo test test-redis mutants check format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,9 @@ test: model ## run every test that this machine can run
 test-redis: model ## run the tests that need a server, on Valkey and on an installed redis-server
 	@command -v redis-server >/dev/null || { echo 'install redis-server first'; exit 1; }
 	$(TEST_ENV) $(BIN)/python -m pytest tests/fundamentals tests/contract tests/integration tests/chaos $(PYTEST_ARGS)
+
+mutants: $(STAMP) ## plant faults in a copy of the source, and see the tests catch each of them
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m mutations.check
 
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -234,6 +234,28 @@ def test_rows_with_different_wishes_do_not_disturb_each_other() -> None:
     assert together == sample(logits, seqs[::-1])[::-1]
 
 
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"logit_bias": ((1, -9.0),)},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.5},
+        {"repetition_penalty": 1.5},
+        {"bad_words": ((1,),)},
+        {"stop_token_ids": (1,), "min_tokens": 3},
+    ],
+    ids=lambda wish: next(iter(wish)),
+)
+def test_what_one_request_asks_for_changes_no_logit_of_its_neighbours(
+    wish: dict[str, object],
+) -> None:
+    """Not even of those that are too far down to be chosen."""
+    rows = torch.tensor([LOGITS] * 3)
+    adjusted = adjust_logits(rows, [make(), make([0, 1], [1, 2], **wish), make()])
+    assert adjusted[1].tolist() != LOGITS
+    assert adjusted[[0, 2]].tolist() == [LOGITS] * 2
+
+
 def test_adjusting_leaves_the_models_own_logits_alone() -> None:
     """They are still needed for log-probabilities, and nobody pays for a copy unasked."""
     rows = torch.tensor([LOGITS, LOGITS])
