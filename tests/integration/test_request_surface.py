@@ -126,6 +126,13 @@ def test_an_expression_and_a_choice_are_held_to(tiny: TinyWorker) -> None:
     assert chosen <= {"mill", "river"}
 
 
+def test_an_echo_is_there_when_the_form_leaves_no_room_for_a_token(tiny: TinyWorker) -> None:
+    """The answer is complete before its first token, and its text is the prompt's."""
+    answer = tiny.ask(echo=True, **_form("regex", "()"))
+    assert (answer.text, answer.token_ids) == ("the river", ())
+    assert answer.finish_reason is FinishReason.STOP
+
+
 def test_a_form_that_is_cut_short_ends_with_length(tiny: TinyWorker) -> None:
     """max_tokens counts also in the midst of a form, and the reason says so."""
     answer = tiny.ask(max_tokens=3, **_form("regex", "[ab]{40}"))

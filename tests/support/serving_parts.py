@@ -161,9 +161,10 @@ def make_prepared(
     max_tokens: int = 10,
     emitted: tuple[int, ...] = (),
     prompt_logprobs: int | None = None,
+    echo: str = "",
 ) -> PreparedRequest:
     """Return a prepared request of three prompt tokens whose token n is spelled chr(97 + n)."""
-    detokenizer = Detokenizer(lambda token_id: bytes([97 + token_id]), stop)
+    detokenizer = Detokenizer(lambda token_id: bytes([97 + token_id]), stop, echo=echo)
     for token_id in emitted:
         detokenizer.append(token_id)
     return PreparedRequest(
@@ -244,9 +245,8 @@ class Books:
 
     def running(self, request_id: str = "r1", **options: object) -> InFlight:
         """Claim, start and admit a request."""
-        of_request = {
-            name: options.pop(name) for name in ("stop", "prompt_logprobs") if name in options
-        }
+        names = {"stop", "prompt_logprobs", "echo"} & options.keys()
+        of_request = {name: options.pop(name) for name in names}
         request = self.ledger.claim(make_grant(request_id, **options))
         assert request is not None
         seq_id = self.ledger.start(request, make_prepared(**of_request))  # type: ignore[arg-type]

@@ -72,9 +72,13 @@ class Detokenizer:
         return Piece(echo + scan.text, scan.matched)
 
     def finish(self) -> str:
-        """Return the tail that was held back; empty after a stop, and when asked again."""
+        """Return what was held back, an echo that no token took along included.
+
+        It is empty after a stop, and when asked again.
+        """
         if self._stopped:
             return ""
+        echo, self._echo = self._echo, ""
         # No match is looked for here: a character that never completed is not what was meant.
         tail = self._scanner.feed(self._decoder.decode(b"", final=True), may_stop=False)
-        return tail.text + self._scanner.flush()
+        return echo + tail.text + self._scanner.flush()

@@ -141,7 +141,9 @@ class Ledger:
         is_short = request.wants_prompt_logprobs and request.prompt_logprobs is None
         request.end = SCORES_MISSING if is_short and end.state is RequestState.FINISHED else end
         request.ended_at = self._clock()
-        if request.prepared is not None:
+        # A "no" before the first token has no text, so nobody reads an echo for an answer.
+        is_said = request.end.state is RequestState.FINISHED or request.num_output_tokens > 0
+        if request.prepared is not None and is_said:
             request.tail = request.prepared.detokenizer.finish()
 
     def engine_finished(self, seq_id: int, end: End) -> None:
