@@ -18,8 +18,8 @@ def shown(value: object) -> str:
     """Return a value for a message: its repr, cut where it is long."""
     try:
         said = repr(value)
-    except RecursionError:
-        return f"a {type(value).__name__} nested too deep to show"
+    except (RecursionError, ValueError):  # nested too deep; an integer of thousands of digits
+        return f"a value of type {type(value).__name__} that is too large to show"
     return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}…"
 
 

@@ -160,6 +160,14 @@ def test_no_number_is_taken_for_one_in_a_list(value: Any) -> None:
         SamplingParams(stop_token_ids=(value,))
 
 
+@pytest.mark.parametrize("name", NUMERIC)
+def test_a_number_too_long_to_print_is_refused_by_name(name: str) -> None:
+    """Python prints no integer of so many digits, so the message says what it is instead."""
+    for value in (10**5000, [10**5000]):
+        with pytest.raises(InvalidRequest, match=f"^{name} must be .* too large to show"):
+            SamplingParams(**{name: value})
+
+
 def test_the_list_of_numeric_options_is_complete() -> None:
     """An option that takes the number 1 is one of those above."""
     names = {f.name for f in dataclasses.fields(SamplingParams)}
