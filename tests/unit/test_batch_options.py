@@ -157,6 +157,13 @@ def test_logprobs_of_an_echoed_text_cover_the_prompt(
     assert (sampling.logprobs, sampling.prompt_logprobs) == expected
 
 
+def test_top_logprobs_of_zero_ask_for_nothing_without_logprobs() -> None:
+    """vLLM's default is 0, so bodies that spell out every default hold it."""
+    assert chat(logprobs=False, top_logprobs=0).sampling.logprobs is None
+    with pytest.raises(InvalidRequest, match="top_logprobs 1 needs logprobs = true"):
+        chat(logprobs=False, top_logprobs=1)
+
+
 @pytest.mark.parametrize("top", [True, "3", 2.0, 21, -1])
 def test_top_logprobs_are_a_whole_number(top: Any) -> None:
     """A count that is none is refused with a name that the line has."""

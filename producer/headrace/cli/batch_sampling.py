@@ -66,7 +66,7 @@ def _chat_logprobs(given: Mapping[str, Any]) -> object:
     if not isinstance(wanted, bool):
         raise InvalidRequest(f"logprobs must be true or false, not {shown(wanted)}")
     if not wanted:
-        if top is not None:
+        if top is not None and not (type(top) is int and top == 0):
             raise InvalidRequest(f"top_logprobs {shown(top)} needs logprobs = true")
         return None
     if top is None:
