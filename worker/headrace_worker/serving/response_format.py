@@ -34,6 +34,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
 }
 _OPTIONS_KEY = "x-guidance"  # in a schema, sets options of the library
 _NUM_BYTES = 256  # of the library's byte tokenizer, ids beyond are its special tokens
+_NOTHING_FITS = "NoExtensionBias"  # what the library says of a grammar without a first byte
 _LONE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 
 
@@ -112,6 +113,8 @@ def _compile(grammar: str) -> LLMatcher:
 
 def _shorten(message: str) -> str:
     """Return the one line that says why: that of the regex parser, if there is one."""
+    if message.startswith(_NOTHING_FITS):
+        return "no text fits it"
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
     return said.removeprefix("error:").strip()[:MAX_REASON]
