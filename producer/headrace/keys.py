@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headrace.checks import shown
 from headrace.errors import ConfigurationError, InvalidRequest
 
 GROUP = "workers"
@@ -106,12 +107,12 @@ class Keys:
 def check_tenant(tenant: str) -> str:
     """Return the tenant, or raise InvalidRequest that names it."""
     if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
-        raise InvalidRequest(f"tenant {tenant!r} does not match {_NAME.pattern}")
+        raise InvalidRequest(f"tenant {shown(tenant)} does not match {_NAME.pattern}")
     return tenant
 
 
 def check_request_id(request_id: str) -> str:
     """Return the request id, or raise InvalidRequest that names it."""
     if not isinstance(request_id, str) or not _REQUEST_ID.fullmatch(request_id):
-        raise InvalidRequest(f"request_id {request_id!r} does not match {_REQUEST_ID.pattern}")
+        raise InvalidRequest(f"request_id {shown(request_id)} does not match {_REQUEST_ID.pattern}")
     return request_id

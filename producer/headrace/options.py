@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypedDict
 
+from headrace.checks import shown
 from headrace.errors import InvalidRequest
 from headrace.keys import LANES
 from headrace.sampling import SamplingParams
@@ -79,7 +80,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidRequest(f"unknown option {name!r}{hint}")
+            raise InvalidRequest(f"unknown option {shown(name)}{hint}")
 
 
 def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
@@ -89,7 +90,7 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
     if sampling is None:
         return SamplingParams(**single)
     if not isinstance(sampling, SamplingParams):
-        raise InvalidRequest(f"sampling must be SamplingParams, not {sampling!r}")
+        raise InvalidRequest(f"sampling must be SamplingParams, not {shown(sampling)}")
     if single:
         raise InvalidRequest(f"give sampling or single options, not both: {sorted(single)}")
     return sampling
@@ -100,10 +101,10 @@ def delivery_of(options: Mapping[str, Any], now_s: float) -> Delivery:
     priority = options.get("priority", DEFAULT_PRIORITY)
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < LANES:
         lanes = f"[0, {LANES - 1}]"
-        raise InvalidRequest(f"priority must be a whole number in {lanes}, not {priority!r}")
+        raise InvalidRequest(f"priority must be a whole number in {lanes}, not {shown(priority)}")
     ttl, deadline = options.get("ttl"), options.get("deadline")
     if ttl is not None and deadline is not None:
-        raise InvalidRequest(f"give ttl or deadline, not both: {ttl!r} and {deadline!r}")
+        raise InvalidRequest(f"give ttl or deadline, not both: {shown(ttl)} and {shown(deadline)}")
     return Delivery(
         priority=priority,
         ttl_ms=None if ttl is None else milliseconds("ttl", ttl),
@@ -128,5 +129,5 @@ def milliseconds(name: str, seconds: object) -> int:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     # Redis keeps times in 64 bits of milliseconds; 1e12 seconds are 30,000 years.
     if not is_number or not 0 < seconds < 1e12:  # type: ignore[operator]
-        raise InvalidRequest(f"{name} must be a positive number of seconds, not {seconds!r}")
+        raise InvalidRequest(f"{name} must be a positive number of seconds, not {shown(seconds)}")
     return max(1, math.floor(seconds * 1000))  # type: ignore[operator]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from headrace.checks import shown
 from headrace.errors import ErrorCode, InvalidRequest
 
 T = TypeVar("T")
@@ -79,14 +80,14 @@ def list_of(values: object, kind: type[T]) -> list[T]:
         raise TypeError(f"expected a list, got {type(values).__name__}")
     for value in values:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TypeError(f"expected {kind.__name__}, got {value!r}")
+            raise TypeError(f"expected {kind.__name__}, got {shown(value)}")
     return values
 
 
 def text(name: str, value: object) -> str:
     """Return the text, or raise InvalidRequest that names the value."""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be text, not {value!r}")
+        raise InvalidRequest(f"{name} must be text, not {shown(value)}")
     return value
 
 
@@ -98,7 +99,7 @@ def optional_text(name: str, value: object) -> str | None:
 def finite(name: str, value: object) -> float:
     """Return the number, or raise ValueError where it is none, NaN or infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value!r}")
+        raise ValueError(f"{name} must be a finite number, not {shown(value)}")
     return float(value)
 
 

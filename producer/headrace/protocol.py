@@ -108,7 +108,8 @@ def decode_request(payload: bytes) -> RequestMessage:
     version = body.get("v")
     if version != VERSION or isinstance(version, bool):
         raise InvalidRequest(
-            f"protocol version {version!r} is not {VERSION}", code=ErrorCode.UNSUPPORTED_VERSION
+            f"protocol version {shown(version)} is not {VERSION}",
+            code=ErrorCode.UNSUPPORTED_VERSION,
         )
     _refuse_unknown(body)
     message = RequestMessage(
@@ -238,7 +239,7 @@ def _decode_prompt(prompt: object) -> str | tuple[int, ...] | None:
         )
     for token_id in prompt:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise InvalidRequest(f"prompt holds {token_id!r}, which is not a token id")
+            raise InvalidRequest(f"prompt holds {shown(token_id)}, which is not a token id")
     return tuple(prompt)
 
 
@@ -249,7 +250,7 @@ def _decode_messages(messages: object) -> tuple[Message, ...] | None:
         raise InvalidRequest(f"messages must be a list, not {type(messages).__name__}")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"a message must be a map with a role, not {message!r}")
+            raise InvalidRequest(f"a message must be a map with a role, not {shown(message)}")
     return tuple(messages)
 
 

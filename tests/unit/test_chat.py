@@ -62,6 +62,14 @@ def test_a_template_s_refusal_is_the_answer() -> None:
         BYTE_LEVEL.render_chat(Chat([{"role": "system", "content": "Be brief."}, USER]))
 
 
+def test_a_refusal_quotes_no_whole_message() -> None:
+    """It travels in the terminal entry, so what a template quotes is cut."""
+    quotes = byte_level_tokenizer(chat_template="{{ raise_exception(messages[0].content) }}")
+    with pytest.raises(InvalidRequest, match=r"no{400}") as caught:
+        quotes.render_chat(Chat([{"role": "user", "content": "n" + "o" * 100_000}]))
+    assert len(caught.value.message) < 1000
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -156,6 +156,7 @@ def test_another_model_is_unknown() -> None:
     assert (type(error), error.code) == (UnknownModel, ErrorCode.UNKNOWN_MODEL)
     assert "'huge'" in error.message
     assert "'tiny'" in error.message
+    assert len(refused(model="x" * 100_000).message) < 1000, "it travels in the terminal entry"
 
 
 def test_several_answers_are_several_requests() -> None:

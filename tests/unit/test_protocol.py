@@ -157,6 +157,26 @@ def test_bad_request_is_refused_by_name(
     assert named in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": "x" * 100_000},
+        {"id": "x" * 100_000},
+        {"t": "x" * 100_000},
+        {"p": [1, "x" * 100_000]},
+        {"p": None, "m": [{"content": "x" * 100_000}]},
+        {"model": [["x" * 100_000]]},
+        {"x" * 100_000: 1},
+        {"s": {"x" * 100_000: 1}},
+    ],
+)
+def test_a_refusal_quotes_no_huge_value(change: dict[str, Any]) -> None:
+    """A worker's refusal travels in the terminal entry, and must not carry the request back."""
+    with pytest.raises(InvalidRequest) as caught:
+        decode_request(pack(GOOD_REQUEST | change))
+    assert len(caught.value.message) < 1000
+
+
 def test_good_request_is_good() -> None:
     """The request that the bad ones are made from is itself accepted."""
     assert decode_request(pack(GOOD_REQUEST)).prompt == "Hi"

@@ -24,6 +24,7 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     ArithmeticError,
 )
+MAX_REASON = 500  # characters of what a template raises; it may quote the messages
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -59,7 +60,8 @@ def render_chat(
                 return _render(template, special_tokens, chat, messages)
             except _TEMPLATE_ERRORS:
                 pass  # the first error says more
-        raise InvalidRequest(f"the chat template refuses the messages: {error}") from error
+        reason = str(error)[:MAX_REASON]
+        raise InvalidRequest(f"the chat template refuses the messages: {reason}") from error
 
 
 def _render(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from headrace.checks import shown
 from headrace.errors import ErrorCode, InvalidRequest, UnknownModel
 from headrace.protocol import ChunkMessage, RequestMessage, decode_request
 from headrace.scores import check_num_scores
@@ -99,7 +100,7 @@ class Intake:
     def _check_model(self, message: RequestMessage) -> None:
         if message.model not in (None, self._served_model_name):
             raise UnknownModel(
-                f"model {message.model!r} is not served here; this queue's worker serves"
+                f"model {shown(message.model)} is not served here; this queue's worker serves"
                 f" {self._served_model_name!r}"
             )
 
