@@ -162,7 +162,7 @@ def test_a_broken_sequence_breaks_alone(make: Factory, soft_cap: float | None) -
 
 
 def test_padding_rows_in_the_trash_block_change_nothing(make: Factory) -> None:
-    """Rows that pad a batch write to block 0 and leave the live rows as they were."""
+    """Rows that pad a batch write to block 0 and leave the live rows as they were (B47)."""
     problem = draw(Case(((20, 1), (5, 1))))
     alone = solve(make(), problem)
     padded = replace(

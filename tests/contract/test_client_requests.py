@@ -75,7 +75,7 @@ async def test_unseeded_request_has_the_seed_of_its_id(
 async def test_submitting_again_is_the_same_request(
     any_client: AnyClient, driver: QueueDriver
 ) -> None:
-    """The same id with the same payload queues nothing new."""
+    """The same id with the same payload queues nothing new (B37)."""
     first = await any_client.submit("Hi", request_id="order-42", max_tokens=16)
     again = await any_client.submit("Hi", request_id="order-42", max_tokens=16)
     assert first == again == "order-42"

@@ -81,7 +81,7 @@ def test_good_lines_are_answered(
 def test_bad_lines_fail_alone(
     run_batch: RunBatch, redis_url: str, queue: Keys, files: tuple[Path, Path]
 ) -> None:
-    """Whatever is wrong with a line, it gets one error line and its neighbours their answers."""
+    """Whatever is wrong with a line, it gets one error line; its neighbours are answered (B38)."""
     good, bom = line("good-1"), b"\xef\xbb\xbf"
     lines = [
         *(good, b"", bom + line("good-2"), line("good-3") + b"\r", line("good-1"), b"   "),

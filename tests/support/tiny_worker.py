@@ -69,8 +69,8 @@ class TinyWorker:
 
 
 @contextmanager
-def tiny_worker(folder: Path) -> Iterator[TinyWorker]:
-    """Give a worker that claims; nothing of it is left afterwards."""
+def tiny_worker(folder: Path, **settings: str) -> Iterator[TinyWorker]:
+    """Give a worker that claims, with variables of its own; nothing of it is left afterwards."""
     model = make_tiny_llama(folder / "tiny")
     (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (cached := tokenizer_folder(model, folder / "cache/tokenizers")).mkdir(parents=True)
@@ -83,6 +83,7 @@ def tiny_worker(folder: Path) -> Iterator[TinyWorker]:
         "HEADRACE_DTYPE": "float32",
         "HEADRACE_KV_CACHE_MEMORY": "24MiB",
         "HEADRACE_NUM_THREADS": "1",
+        **settings,
     }
     with (
         running_server("valkey") as server,

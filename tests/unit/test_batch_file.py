@@ -54,7 +54,7 @@ def test_blank_lines_are_skipped_and_counted() -> None:
 
 
 def test_bom_and_crlf_are_accepted() -> None:
-    """A byte order mark before any line and CRLF line ends change nothing."""
+    """A byte order mark before any line and CRLF line ends change nothing (B38)."""
     bom = b"\xef\xbb\xbf"
     items = read(bom + line("a") + b"\r", bom + line("b") + b"\r", bom + b"\r")
     assert [type(item) for item in items] == [BatchRequest, BatchRequest]

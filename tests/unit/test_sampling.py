@@ -136,7 +136,7 @@ def test_ends_of_each_range_are_accepted(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_values_outside_are_refused_by_name(name: str, value: Any) -> None:
-    """A value out of range or of the wrong type raises InvalidRequest that names the option."""
+    """A value out of range or of the wrong type raises an error that names the option (B13)."""
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams(**{name: value})
 
@@ -144,7 +144,7 @@ def test_values_outside_are_refused_by_name(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "0.7", True, False, [1], 1j])
 @pytest.mark.parametrize("name", NUMERIC)
 def test_no_number_is_taken_for_one(name: str, value: Any) -> None:
-    """NaN, Infinity, text and booleans are refused in every numeric option, by name."""
+    """NaN, Infinity, text and booleans are refused in every numeric option, by name (B20)."""
     with pytest.raises(InvalidRequest, match=f"^{name} must be"):
         SamplingParams(**{name: value})
 

@@ -62,7 +62,7 @@ def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
 
 
 def test_a_tied_model_may_carry_an_equal_head(tmp_path: Path) -> None:
-    """A redundant copy of the embedding is recognised, and takes no memory."""
+    """A redundant copy of the embedding is recognised, and takes no memory (B42)."""
     edit(make_tiny_llama(tmp_path), lambda t: t.update({HEAD: t[EMBEDDING].clone()}))
     model = load(tmp_path)
     assert config_of(model).tie_word_embeddings
@@ -70,7 +70,7 @@ def test_a_tied_model_may_carry_an_equal_head(tmp_path: Path) -> None:
 
 
 def test_a_tied_model_with_another_head_uses_it(tmp_path: Path) -> None:
-    """Where the file contradicts the flag, the weights win, as in transformers."""
+    """Where the file contradicts the flag, the weights win, as in transformers (B42)."""
     edit(make_tiny_llama(tmp_path), lambda t: t.update({HEAD: t[EMBEDDING] + 1}))
     model = load(tmp_path)
     assert not config_of(model).tie_word_embeddings
@@ -85,7 +85,7 @@ def test_a_tied_model_may_name_its_matrix_after_the_head(tmp_path: Path) -> None
 
 
 def test_an_untied_model_without_head_is_refused(tmp_path: Path) -> None:
-    """A head is never made up: the error names the tensor and the flag."""
+    """A head is never made up: the error names the tensor and the flag (B42)."""
     edit(make_tiny_llama(tmp_path, tie=False), lambda t: t.pop(HEAD))
     with pytest.raises(ModelLoadError, match=r"lacks lm_head.weight \(tie_word_embeddings is fal"):
         load(tmp_path)
