@@ -56,15 +56,6 @@ async def test_a_request_passes_through_its_phases(books: Books) -> None:
     books.ledger.check_integrity()
 
 
-@pytest.mark.parametrize(("end", "text"), [(STOPPED, "Say: "), (CANCELLED, "")])
-async def test_only_an_answer_without_tokens_is_its_echo(books: Books, end: End, text: str) -> None:
-    """One that was cancelled before its first token has no text at all."""
-    request = books.running(echo="Say: ")
-    books.ledger.end(request, end)
-    await finish(books)
-    assert books.queue.ended["r1"].text == text
-
-
 def test_a_phase_cannot_be_skipped_backwards(books: Books) -> None:
     """An impossible transition is a fault of ours, and is seen at once."""
     request = books.running()
