@@ -157,6 +157,24 @@ def test_logprobs_of_an_echoed_text_cover_the_prompt(
     assert (sampling.logprobs, sampling.prompt_logprobs) == expected
 
 
+VLLM_DEFAULTS: dict[str, Any] = {
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+CHAT_DEFAULTS = {"add_generation_prompt": True, "continue_final_message": False}
+
+
+def test_a_body_may_spell_out_vllm_s_defaults() -> None:
+    """They ask for nothing; another value does, and is refused by name."""
+    assert chat(**VLLM_DEFAULTS, **CHAT_DEFAULTS, add_special_tokens=False) == chat()
+    assert completion(**VLLM_DEFAULTS, add_special_tokens=True) == completion()
+    for name, value in (VLLM_DEFAULTS | CHAT_DEFAULTS).items():
+        with pytest.raises(InvalidRequest, match=f"{name} = .* is not supported"):
+            chat(**{name: not value})
+
+
 def test_top_logprobs_of_zero_ask_for_nothing_without_logprobs() -> None:
     """vLLM's default is 0, so bodies that spell out every default hold it."""
     assert chat(logprobs=False, top_logprobs=0).sampling.logprobs is None

@@ -40,9 +40,14 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
 }
 """Fields that are taken only at the value at which they ask for nothing.
 
+The last four are vLLM's, and stand in bodies that spell out its defaults.
 An answer is text: no tool call is read from it, so ``tool_choice`` cannot promise one.
 """
 
@@ -51,9 +56,15 @@ CHAT_FIELDS = {
 }
 CHAT_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "echo": (False,),  # here it means that the answer continues the last message
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
 }
 COMPLETIONS_FIELDS = {"prompt", "echo"}
-COMPLETIONS_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"tools": ([],)}
+COMPLETIONS_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "add_special_tokens": (True,),
+}
 
 
 @dataclass(frozen=True, slots=True)
