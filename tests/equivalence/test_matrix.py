@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from support.matrix import ALONE, COLUMNS, GENERATE, Matrix
+from support.matrix import ALONE, COLUMNS, GENERATE, Matrix, columns_of
 from support.matrix_families import FAMILIES
 from support.matrix_workload import SMALL
 
@@ -21,11 +21,11 @@ SHARE = 6  # each other family meets one option of so many, and each option a fa
 def options_of(place: int, family: str) -> list[str]:
     """Return the options that a family meets in this small version, in the matrix's order."""
     if family in WHOLE_ROWS:
-        return list(COLUMNS)
+        return list(columns_of(family))
     always = (ALONE, GENERATE, CHANCE)
     return [
         column
-        for index, column in enumerate(COLUMNS)
+        for index, column in enumerate(columns_of(family))
         if column in always or index % SHARE == place % SHARE
     ]
 

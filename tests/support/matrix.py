@@ -8,15 +8,21 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from support.matrix_compare import Tally, Wanted, compare, total
+from support.matrix_compare import Tally, Wanted, compare, compare_bits, total
 from support.matrix_families import make_twin
-from support.matrix_options import OPTIONS, alone
+from support.matrix_options import BY_CHANCE, OPTIONS, alone, in_company
 from support.matrix_play import Heard, Play, Stage
 from support.matrix_workload import Ask, Size, make_workload
 from support.textbook_sampler import adjust, choose
 
 ALONE, GENERATE = "alone", "transformers.generate"
-COLUMNS = (ALONE, GENERATE, *OPTIONS)
+BITS = {f"{dtype}, bit for bit": dtype for dtype in ("float32", "bfloat16")}
+COLUMNS = (ALONE, GENERATE, *BITS, *OPTIONS)
+
+
+def columns_of(family: str) -> tuple[str, ...]:
+    """Return the options that a family has: bits are promised for this project's own decoder."""
+    return tuple(c for c in COLUMNS if c not in BITS or not family.startswith("external"))
 
 
 class Matrix:
@@ -24,6 +30,7 @@ class Matrix:
 
     def __init__(self, family: str, folder: Path, *, seed: int, size: Size) -> None:
         self._name = f"{family}, workload {seed}"
+        self._folder = folder
         self._twin = make_twin(family, folder)
         self._stage = Stage(folder, make_workload(seed, size))
         self._baseline, _ = self._stage.perform(alone(self._stage.asks), [])
@@ -32,16 +39,19 @@ class Matrix:
     def run(self, column: str, *, times: int = 1) -> Tally:
         """Compare one option with the baseline, or the baseline with transformers.
 
-        ``times`` is for options that leave something to chance, which differs each time.
+        Options that leave something to chance are run ``times`` times, and differ each time.
         """
         if column == ALONE:
             return self._compare(column, self._baseline, self._drawn)
         if column == GENERATE:
             greedy = [heard for heard in self._baseline if self._ask(heard).kind == "greedy"]
             return self._compare(column, greedy, self._generated)
+        if column in BITS:
+            return self._compare_bits(column, BITS[column])
         answers = [wanted.token_ids for wanted in self._wanted]
         rng = random.Random(f"{self._name} {column}")
-        plays = [OPTIONS[column](self._stage.asks, answers, rng) for _ in range(times)]
+        num_runs = times if column in BY_CHANCE else 1
+        plays = [OPTIONS[column](self._stage.asks, answers, rng) for _ in range(num_runs)]
         return total(
             self._perform(f"{column} {number}", play, answers)
             for number, play in enumerate(chain.from_iterable(plays))
@@ -53,6 +63,19 @@ class Matrix:
         missing = [event.value for event in play.must - events]
         tally.failures += [f"{self._name}, {label}: {event} never came" for event in missing]
         return tally
+
+    def _compare_bits(self, column: str, dtype: str) -> Tally:
+        """Compare the model with itself: in company, every request gets the bits it has alone."""
+        stage = Stage(self._folder, self._stage.asks, dtype=dtype)
+        lone, _ = stage.perform(alone(stage.asks), [])
+        heard: list[Heard] = []
+        for play in in_company(stage.asks, random.Random(f"{self._name} {column}")):
+            heard += stage.perform(play, [])[0]
+        return total(
+            compare_bits(f"{self._name}, {column}, request {ask}", one, lone[ask])
+            for one in heard
+            for ask in [one.arrival.ask]
+        )
 
     def _compare(
         self, label: str, heard: Iterable[Heard], want: Callable[[Wanted], Wanted]

@@ -82,6 +82,17 @@ def compare(label: str, heard: Heard, wanted: Wanted) -> Tally:
     return tally
 
 
+def compare_bits(label: str, heard: Heard, alone: Heard) -> Tally:
+    """Compare ids and logits with those of another run of the same model, to the bit."""
+    pairs = list(zip(heard.rows, alone.rows, strict=False))
+    differences = [(row - other).abs().max().item() for row, other in pairs]
+    tally = Tally(1, len(pairs), sum(torch.equal(*pair) for pair in pairs), max(differences))
+    told, wanted = ((one.token_ids, one.finish) for one in (heard, alone))
+    if told != wanted or tally.num_identical < tally.num_ids:
+        tally.failures.append(f"{label}: {told} for {wanted}, or logits with other bits")
+    return tally
+
+
 def _compare_logits(
     label: str, row: torch.Tensor, wanted: Wanted, place: int, tally: Tally
 ) -> None:

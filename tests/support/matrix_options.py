@@ -23,6 +23,18 @@ def alone(asks: Sequence[Ask]) -> Play:
     return Play(rounds, {"max_num_seqs": 1, "enable_prefix_caching": False})
 
 
+def in_company(asks: Sequence[Ask], rng: random.Random) -> list[Play]:
+    """Return plays that compute every prompt in one piece: a cut rounds differently in bfloat16."""
+    uncut = {"max_num_batched_tokens": 16_384, "enable_prefix_caching": False}
+    shuffled = [Arrival(ask, at_step=rng.randint(0, 9)) for ask in range(len(asks))]
+    rng.shuffle(shuffled)
+    return [
+        Play((_all(asks),), uncut),
+        Play((tuple(shuffled),), uncut),
+        Play((_all(asks),), {**uncut, "max_num_seqs": 3, "block_size": SMALL_BLOCK}),
+    ]
+
+
 def _together(asks: Sequence[Ask], **settings: Any) -> Play:
     return Play((_all(asks),), settings)
 
@@ -181,3 +193,14 @@ OPTIONS: dict[str, Option] = {
     ],
     "everything by chance": lambda asks, answers, rng: [_random(asks, answers, rng)],
 }
+# Those that leave something to chance, so that it is worth to run them again.
+BY_CHANCE = frozenset(
+    {
+        "any order, staggered",
+        "chunks of 1",
+        "priorities",
+        "taken over",
+        "taken over at every offset",
+        "everything by chance",
+    }
+)

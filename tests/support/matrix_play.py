@@ -76,9 +76,9 @@ class Heard:
 class Stage:
     """A model's folder and a workload, on which plays are performed."""
 
-    def __init__(self, folder: Path, asks: Sequence[Ask]) -> None:
+    def __init__(self, folder: Path, asks: Sequence[Ask], *, dtype: str = "float32") -> None:
         self.asks = asks
-        self._model = RecordedModel(folder)
+        self._model = RecordedModel(folder, dtype=dtype)
         some_engine = self._model.load_engine({"kv_cache_memory_bytes": 2**20})
         self._kv_bytes_per_token = some_engine.ready.kv_bytes_per_token
 
