@@ -9,6 +9,7 @@ TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MODEL := smollm2-135m
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+MINUTES ?= 10
 BENCH_ARGS ?= --requests 64
 
 # Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
@@ -16,7 +17,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-redis mutants check format bench clean
+.PHONY: help setup model demo test test-redis test-long equivalence mutants check format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +45,12 @@ test: model ## run every test that this machine can run
 test-redis: model ## run the tests that need a server, on Valkey and on an installed redis-server
 	@command -v redis-server >/dev/null || { echo 'install redis-server first'; exit 1; }
 	$(TEST_ENV) $(BIN)/python -m pytest tests/fundamentals tests/contract tests/integration tests/chaos $(PYTEST_ARGS)
+
+equivalence: $(STAMP) ## print model family × option: ids compared, identical, near-ties, differences
+	$(TEST_ENV) $(BIN)/python -m tests.equivalence.report
+
+test-long: model ## random schedules for MINUTES (10), the whole matrix, SmolLM2 against generate
+	$(TEST_ENV) $(BIN)/python -m tests.equivalence.long --minutes $(MINUTES)
 
 mutants: $(STAMP) ## plant faults in a copy of the source, and see the tests catch each of them
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m mutations.check

@@ -24,6 +24,10 @@ def test_real_prompts_get_the_ids_of_transformers_one_by_one() -> None:
     assert answers.num_preemptions > 0, "the pool was meant to be too small"
     assert any(num_cached for o in answers.outcomes for _, num_cached in o.admitted)
     assert any(0 < o.num_prefill_tokens < o.num_scheduled_tokens for o in answers.outcomes)
-    tally = judge_by_forward(demo_model_of_transformers(), prompts, answers)
+    model = demo_model_of_transformers()
+    tally = judge_by_forward(model, prompts, answers)
     assert tally.failures == []
     assert tally.num_ids == LOAD.num_prompts * LOAD.num_tokens or tally.near_ties
+
+    answers.tokens[0][5] += 1  # the judge is not blind
+    assert judge_by_forward(model, prompts[:1], answers).failures

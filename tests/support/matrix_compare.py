@@ -50,6 +50,13 @@ class Tally:
         self.near_ties += other.near_ties
         self.failures += other.failures
 
+    def __str__(self) -> str:
+        return (
+            f"sequences {self.num_sequences}, ids compared {self.num_ids}, identical"
+            f" {self.num_identical}, near-ties {len(self.near_ties)}, largest difference"
+            f" {self.max_logit_difference:.1e}, failures {len(self.failures)}"
+        )
+
 
 def total(tallies: Iterable[Tally]) -> Tally:
     """Return the sum."""

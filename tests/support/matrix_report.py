@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -48,7 +49,8 @@ def fill(families: Sequence[str], *, size: Size, seed: int, seconds: float) -> C
     A family is always finished, so it takes somewhat longer than asked.
     """
     torch.set_num_threads(1)
-    disable_progress_bar()
+    hide_bars: Any = disable_progress_bar  # transformers leaves it untyped
+    hide_bars()
     cells: Cells = {}
     ends_s = time.monotonic() + seconds
     for number, (workload, family) in enumerate(_workloads(families, seed)):
@@ -83,6 +85,7 @@ def show(cells: Cells, console: Console) -> None:
     for kind, lines in (("near-tie", everything.near_ties), ("failure", everything.failures)):
         for line in lines:
             console.print(f"{kind}: {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"matrix: {len(cells)} cells, {everything}", highlight=False, soft_wrap=True)
 
 
 def _workloads(families: Iterable[str], seed: int) -> Iterator[tuple[int, str]]:
