@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from transformers.masking_utils import (
     chunked_causal_mask_function,
     sliding_window_causal_mask_function,
 )
+from transformers.pytorch_utils import Conv1D
 
 from headrace_worker.model import ModelLoadError
 from headrace_worker.model.external.check import check_decoder, plain_logits, sample_tokens
 from headrace_worker.model.external.decoder import ExternalDecoder
 from headrace_worker.model.external.interface import PACKED
 from headrace_worker.model.external.masks import find_window
-from headrace_worker.model.external.packing import PackedMatrix, pack_model
+from headrace_worker.model.external.packing import PackedMatrix, _Packer, pack_model
 from headrace_worker.model.external.probe import probe_attention
-from support.external_models import MIXTURES, build_external_model
+from support.external_models import EXTERNAL_MODELS, MIXTURES, build_external_model
 from support.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
@@ -141,6 +143,52 @@ def test_a_packed_matrix_is_a_tensor_otherwise() -> None:
         for n in (1, 2, 7)
     ]
     assert all(few)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3-moe"])
+def test_packing_holds_no_matrix_but_one_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is gone by the time the next is packed: a large model fits in memory once."""
+    model = build_external_model(name)
+    done: list[weakref.ref[nn.Module]] = []
+    replace = _Packer.replace
+
+    def watch(packer: _Packer, module: nn.Module) -> nn.Module | None:
+        replacement = replace(packer, module)
+        has_matrix = isinstance(module, nn.Linear | Conv1D)
+        assert [reference for reference in done[:-1] if reference() is not None] == []
+        if replacement is not None and has_matrix:
+            done.append(weakref.ref(module))
+        return replacement
+
+    monkeypatch.setattr(_Packer, "replace", watch)
+    pack_model(model)
+    assert len(done) > 4
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 5])
+@pytest.mark.parametrize("name", ["starcoder2-window", "olmo2", "qwen3-moe"])
+def test_company_changes_no_bit_on_many_threads(name: str, num_threads: int) -> None:
+    """Its activations and products give a row the same bits on any number of threads."""
+    feed_forward = wide_feed_forward(name)
+    rows = torch.randn(130, 64, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with torch.inference_mode():
+            together = feed_forward(rows[None])[0]
+            alone = torch.cat([feed_forward(row[None, None])[0] for row in rows])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+
+
+def wide_feed_forward(name: str) -> Any:
+    """Return a packed feed-forward layer wide enough for several threads and no whole vectors."""
+    family, options = EXTERNAL_MODELS[name]
+    width = {"moe_intermediate_size" if "moe" in name else "intermediate_size": 4020}
+    model = build_tiny_model(family, **{**options, **width})
+    pack_model(model)
+    return model.model.layers[0].mlp
 
 
 def test_nothing_is_drawn_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

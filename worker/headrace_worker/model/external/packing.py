@@ -3,20 +3,27 @@
 A CPU product rounds by how many rows it has. Every matrix of a model is replaced where it is used
 as one: linear layers, GPT-2's transposed ones, the experts of a mixture and the routers that choose
 them. Experts of an unusual form (transposed, biased, interleaved) stay as transformers has them.
+So do functions that a model calls by themselves; activations that are modules are ours, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
+from headrace_worker.model.activations import ACTIVATIONS, Activation
 from headrace_worker.model.linear import Linear, ProductShape, can_pack
 from headrace_worker.model.row_counts import RowCounts
+
+_SILUS = (nn.SiLU, type(ACT2FN["silu"]))
+_TANH_GELU = type(ACT2FN["gelu_pytorch_tanh"])
 
 
 class PackedLinear(nn.Module):
@@ -32,6 +39,18 @@ class PackedLinear(nn.Module):
         """Return ``[..., out_features]`` of ``[..., in_features]``."""
         product = self._linear(x.reshape(-1, x.shape[-1]))
         return product.view(*x.shape[:-1], self._out_features)
+
+
+class RowActivation(nn.Module):
+    """An activation that a model keeps as a module."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self._activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activation of ``[..., width]``."""
+        return self._activation(x)
 
 
 class PackedExperts(nn.Module):
@@ -80,12 +99,15 @@ class PackedMatrix(torch.Tensor):
 
 
 def pack_model(model: nn.Module) -> None:
-    """Replace every product of a model on the CPU; elsewhere, torch's own are left."""
+    """Replace every product of a model on the CPU; elsewhere, torch's own are left.
+
+    One matrix is in memory twice at a time: a module is let go before the next is packed.
+    """
     packer = _Packer()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if (replacement := packer.replace(child)) is not None:
-                setattr(parent, name, replacement)
+    places = [(parent, name) for parent in model.modules() for name, _ in parent.named_children()]
+    for parent, name in places:
+        if (replacement := packer.replace(getattr(parent, name))) is not None:
+            setattr(parent, name, replacement)
     for module in model.modules():
         packer.replace_own_matrix(module)
 
@@ -115,7 +137,8 @@ class _Packer:
             return self._pack_linear(module.weight.detach().t().contiguous(), module.bias)
         if _is_plain_mixture(module):
             return self._pack_experts(module)
-        return None
+        name = _activation_name(module)
+        return None if name is None else RowActivation(ACTIVATIONS[name])
 
     def replace_own_matrix(self, module: nn.Module) -> None:
         """Pack a matrix that its module multiplies by itself: embeddings look theirs up.
@@ -153,6 +176,15 @@ class _Packer:
         linear = Linear(weight, bias)
         linear.pack(known=self._known)
         return linear
+
+
+def _activation_name(module: nn.Module) -> str | None:
+    """Return our name of a module's activation, if we have it."""
+    if type(module) in _SILUS:
+        return "silu"
+    # The class has a second form, which is written out in Python and depends on no place.
+    is_tanh_gelu = type(module) is _TANH_GELU and isinstance(module.act, partial)
+    return "gelu_pytorch_tanh" if is_tanh_gelu else None
 
 
 def _is_plain_mixture(module: nn.Module) -> bool:
