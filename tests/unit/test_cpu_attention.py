@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace_worker.attention import available_backends, create_backend
+from headrace_worker.attention.capped import attend_capped
 from headrace_worker.attention.plan import length_class, plan_step
 from headrace_worker.attention.registry import UnknownBackend
 from support.attention_cases import CPU, Case, draw, only, solve
@@ -63,6 +67,30 @@ def test_padding_points_at_the_sequences_own_first_key() -> None:
     assert group.key_slots.tolist() == [80, 81, 82, *[80] * 61]
     visible = group.mask(None, torch.float32).flatten() == 0
     assert visible.tolist() == [True] * 3 + [False] * 61
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements that an operation returned."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation as it is."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
+
+
+def test_capped_scores_of_a_long_prompt_are_never_all_in_memory() -> None:
+    """However long a prompt is, a few rows' scores are; cut or not they are the same."""
+    query, key = torch.randn(300, 8, 4), torch.randn(5000, 2, 4)
+    mask = torch.zeros(300, 5000)
+    with LargestTensor() as largest:
+        output = attend_capped(query, key, key, mask, scale=0.5, soft_cap=5.0)
+    assert largest.num_elements <= 2**22 < 256 * 8 * 5000
+    last = attend_capped(query[-1:], key, key, mask[-1:], scale=0.5, soft_cap=5.0)
+    torch.testing.assert_close(output[-1:], last)
 
 
 def test_only_a_whole_prompt_uses_the_causal_flag() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_MAX_ROWS = 256  # new tokens whose scores are in memory at once
+_MAX_SCORES = 2**22  # in memory at once, 16 MiB; a single row may have more
 
 
 def attend_capped(
@@ -24,9 +24,10 @@ def attend_capped(
     num_kv_heads, num_heads = key.shape[1], query.shape[1]
     keys = key.float().permute(1, 2, 0)  # [kv_heads, head_dim, num_keys]
     values = value.float().transpose(0, 1)  # [kv_heads, num_keys, head_dim]
+    num_rows = max(1, _MAX_SCORES // (num_heads * key.shape[0]))
     parts = []
     for rows, row_mask in zip(
-        torch.split(query, _MAX_ROWS), torch.split(mask, _MAX_ROWS), strict=True
+        torch.split(query, num_rows), torch.split(mask, num_rows), strict=True
     ):
         grouped = rows.float().view(len(rows), num_kv_heads, num_heads // num_kv_heads, -1)
         by_head = grouped.permute(1, 2, 0, 3)  # [kv_heads, group, n, head_dim]
