@@ -27,6 +27,20 @@ def test_a_count_like_the_tile_runs_as_it_is() -> None:
         assert counts.parts(num_rows) == (Part(num_rows, num_rows),)
 
 
+def test_the_tile_is_computed_once() -> None:
+    """Prompts have ever new lengths; each is tried by its own product, not by another tile too."""
+    calls: list[int] = []
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape[0])
+        return x @ WEIGHT
+
+    counts = RowCounts(multiply, WEIGHT)
+    for num_rows in (100, 200, 300, 100):
+        counts.parts(num_rows)
+    assert calls == [TILE_ROWS, 100, 200, 300]
+
+
 def test_a_small_count_is_padded_to_the_next_that_agrees() -> None:
     """Two to thirty-two rows in another kernel run as forty."""
     counts = counts_that_differ_at(*range(2, 33))

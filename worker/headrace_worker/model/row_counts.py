@@ -36,6 +36,7 @@ class RowCounts:
         self._places = torch.arange(TILE_ROWS) % weight.shape[0]  # [64], output each row watches
         self._parts: dict[tuple[int, int], tuple[Part, ...]] = {}  # by rows and threads
         self._is_alike: dict[tuple[int, int], bool] = {}  # by the same: has the bits of a tile
+        self._tiles: dict[int, torch.Tensor] = {}  # by threads: what each row watches, [64]
 
     def parts(self, num_rows: int) -> tuple[Part, ...]:
         """Return how to multiply so many rows; one part without padding wherever that is exact."""
@@ -66,12 +67,19 @@ class RowCounts:
         return known
 
     def _try(self, num_rows: int) -> bool:
-        tile = self._watched(torch.arange(TILE_ROWS))
+        tile = self._tile()
         for start in range(0, _NUM_PROBED_ROWS, num_rows):
             rows = torch.arange(start, start + num_rows) % TILE_ROWS
             if not torch.equal(self._watched(rows), tile[rows]):
                 return False
         return True
+
+    def _tile(self) -> torch.Tensor:
+        """Return what a full tile gives; a product as large as a head's is computed once."""
+        num_threads = torch.get_num_threads()
+        if (known := self._tiles.get(num_threads)) is None:
+            known = self._tiles[num_threads] = self._watched(torch.arange(TILE_ROWS))
+        return known
 
     def _watched(self, rows: torch.Tensor) -> torch.Tensor:
         """Return for each of these probe rows the one output that it is made for."""
