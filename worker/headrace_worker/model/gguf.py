@@ -95,8 +95,8 @@ def _dequantize(tensor: ReaderTensor) -> Array:
         values = dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
         raise ModelLoadError(f"{tensor.name}: {error}") from error
-    # The reader's arrays are read-only views of the file; torch wants memory of its own.
-    return np.array(values, dtype=np.float32)
+    # What needs no decoding is a read-only view of the file; torch wants memory that it may write.
+    return np.require(values, np.float32, "W")
 
 
 def _divided(rope: RopeSpec | None, divisors: Array) -> RopeSpec | None:
