@@ -37,12 +37,20 @@ def refuse_unsupported(hf_config: Any) -> None:
     """Raise ModelLoadError, naming the option, if the model needs what is never computed here."""
     refuse_family(hf_config.model_type)
     _refuse_architecture(hf_config)
-    _refuse_quantization(hf_config)
+    refuse_quantization(hf_config)
     _refuse_unknown_fields(hf_config)
     _refuse_options(hf_config)
     heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
     if kv_heads < 1 or heads % kv_heads:
         raise ModelLoadError(f"{heads} attention heads are no multiple of {kv_heads} KV heads")
+
+
+def refuse_quantization(hf_config: Any) -> None:
+    """Raise ModelLoadError, naming the method, if the weights are quantized."""
+    quantization = getattr(hf_config, "quantization_config", None)
+    if quantization:
+        method = dict(quantization).get("quant_method", "unknown")
+        raise ModelLoadError(f"quantization method {method!r} is not supported")
 
 
 def is_neutral(value: Any) -> bool:
@@ -62,13 +70,6 @@ def _refuse_architecture(hf_config: Any) -> None:
                 f"architecture {architecture!r} is not supported; "
                 f"model type {hf_config.model_type!r} stands for {expected!r}"
             )
-
-
-def _refuse_quantization(hf_config: Any) -> None:
-    quantization = getattr(hf_config, "quantization_config", None)
-    if quantization:
-        method = dict(quantization).get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization method {method!r} is not supported")
 
 
 def _refuse_unknown_fields(hf_config: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from headrace_worker.model.errors import ModelLoadError
+from headrace_worker.model.refusals import refuse_quantization
 
 _LAYER_TYPES = ("full_attention", "sliding_attention", "attention")
 # "longrope" chooses its frequencies by the longest sequence in the batch, so a neighbour would
@@ -45,10 +46,7 @@ def choose_class(hf_config: Any) -> Any:
 
 
 def _refuse_options(hf_config: Any) -> None:
-    quantization = getattr(hf_config, "quantization_config", None)
-    if quantization:
-        method = dict(quantization).get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization method {method!r} is not supported")
+    refuse_quantization(hf_config)
     parts = [name for name in hf_config.sub_configs if getattr(hf_config, name, None) is not None]
     if parts:
         raise ModelLoadError(
@@ -56,8 +54,8 @@ def _refuse_options(hf_config: Any) -> None:
             " which is not supported"
         )
     for attribute, meaning in _HINDRANCES:
-        if getattr(hf_config, attribute, None):
-            raise ModelLoadError(f"{meaning} is not supported ({attribute} is set)")
+        if value := getattr(hf_config, attribute, None):
+            raise ModelLoadError(f"{meaning} is not supported ({attribute} is {value!r})")
     for layer_type in getattr(hf_config, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
             raise ModelLoadError(f"layer type {layer_type!r} is not supported")
