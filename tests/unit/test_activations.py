@@ -38,7 +38,7 @@ def sensitive_row(name: str, width: int, dtype: torch.dtype) -> torch.Tensor:
 def test_company_changes_no_bit(name: str, dtype: torch.dtype, width: int) -> None:
     """Whether rows lie side by side or apart, on one thread or on more than share them evenly."""
     row = sensitive_row(name, width, dtype)
-    for num_threads in (1, 3, 5):
+    for num_threads in (1, 2, 3, 5):
         torch.set_num_threads(num_threads)
         alone = ACTIVATIONS[name](row[None])
         for num_rows in (2, 3, 17, 31):
@@ -50,21 +50,31 @@ def test_company_changes_no_bit(name: str, dtype: torch.dtype, width: int) -> No
                 assert torch.equal(y.view(-1, width), alone.expand(num_rows, -1))
 
 
-@given(st.integers(0, 300), st.integers(1, 40_000), st.integers(1, 40), st.sampled_from("ab"))
+@given(st.integers(0, 300), st.integers(1, 40_000), st.integers(1, 40), st.booleans())
 def test_parts_add_up_and_threads_share_them_evenly(
-    num_rows: int, width: int, num_threads: int, rule: str
+    num_rows: int, width: int, num_threads: int, takes_all: bool
 ) -> None:
-    """No stretch of a thread ends within a row, unless every row is a part of its own."""
+    """No stretch ends within a row or a vector, unless every row is a part of its own."""
 
     def count_stretches(num_elements: int, num_threads: int) -> int:
-        few = num_elements <= 16_384
-        return 1 if few else num_threads if rule == "a" else min(num_threads, num_elements // 9_000)
+        if num_elements <= 16_384:
+            return 1
+        return num_threads if takes_all else min(num_threads, num_elements // 9_000)
 
     parts = even_parts(num_rows, width, num_threads, count_stretches)
     assert sum(parts) == num_rows
-    assert all(
-        part == 1 or part % count_stretches(part * width, num_threads) == 0 for part in parts
-    )
+    for part in set(parts) - {1}:
+        stretch, rest = divmod(part * width, count_stretches(part * width, num_threads))
+        assert rest == 0
+        assert stretch % width == 0 or stretch % 64 == width % 64 == 0
+
+
+def test_rows_of_whole_vectors_are_rarely_cut() -> None:
+    """Two threads share an odd number of rows of a common width; three leave one over."""
+    count_stretches = ACTIVATIONS["silu"].count_stretches
+    assert even_parts(511, 4864, 2, count_stretches) == (511,)
+    assert even_parts(511, 4864, 3, count_stretches) == (510, 1)
+    assert even_parts(511, 4850, 2, count_stretches) == (510, 1)
 
 
 @NAMES

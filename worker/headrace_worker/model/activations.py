@@ -50,16 +50,21 @@ class Activation:
 def even_parts(
     num_rows: int, width: int, num_threads: int, count_stretches: CountStretches
 ) -> tuple[int, ...]:
-    """Cut rows into a few parts of which every thread gets whole rows.
+    """Cut rows into a few parts of which every thread gets whole rows, or at least whole vectors.
 
     Rows so wide that torch shares out a single one are parts by themselves.
     """
     if count_stretches(width, num_threads) > 1:
         return (1,) * num_rows
+    unit = width if width % _WHOLE_VECTORS else _WHOLE_VECTORS  # a stretch may end after any
+
+    def is_even(num_rows: int) -> bool:
+        num_elements = num_rows * width
+        return num_elements % (unit * count_stretches(num_elements, num_threads)) == 0
+
     parts: list[int] = []
     while num_rows > 0:
-        sizes = range(num_rows, 0, -1)
-        part = next(n for n in sizes if n % count_stretches(n * width, num_threads) == 0)
+        part = next(filter(is_even, range(num_rows, 0, -1)))
         parts.append(part)
         num_rows -= part
     return tuple(parts)
