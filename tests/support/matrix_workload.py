@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "scored prompt": {"temperature": 0.0, "prompt_logprobs": 3},
 }
 NUM_CHOICES = 3  # of the request with n > 1: as many requests with one prompt, seed + index
+OTHER_BEGINNING = 8  # tokens, whole blocks
 _SHARED = (1.0, 0.5)  # how much of the longest prompt two other greedy requests begin with
 
 
@@ -59,11 +60,16 @@ FULL = Size(num_tokens=40, longest_prompt=150)
 
 
 def make_workload(seed: int, size: Size) -> tuple[Ask, ...]:
-    """Return requests of every kind; three greedy ones begin alike, one comes with n > 1."""
+    """Return requests of every kind, one of them with n > 1.
+
+    The first four are greedy: three begin alike, and the fourth only goes on like the first, block
+    for block, behind another beginning.
+    """
     rng = random.Random(seed)
     longest = _prompt(rng, size.longest_prompt)
     shared = [longest[: int(size.longest_prompt * part)] + _prompt(rng, 5) for part in _SHARED]
-    asks = [_ask("greedy", prompt, rng, size) for prompt in (longest, *shared)]
+    behind = _prompt(rng, OTHER_BEGINNING) + longest[OTHER_BEGINNING:]
+    asks = [_ask("greedy", prompt, rng, size) for prompt in (longest, *shared, behind)]
     for kind in KINDS:
         asks.append(_ask(kind, _prompt(rng, rng.randint(2, size.longest_prompt)), rng, size))
     first = _ask("temperature", _prompt(rng, size.longest_prompt // 2), rng, size)
