@@ -154,6 +154,19 @@ def test_slow_compiles_do_not_hold_up_the_next_ones_for_ever() -> None:
     assert all(isinstance(taken[seq_id], GrammarRefusal) for seq_id in range(2))
 
 
+def test_a_grammar_that_is_known_does_not_wait_for_what_others_compile() -> None:
+    """New schemas, however many, delay nobody who asks for an old one."""
+    compiler = make_compiler()
+    compiler.submit(1, choice_grammar("ab"), ())
+    take_all(compiler)
+    for seq_id in range(100, 104):
+        compiler.submit(seq_id, slow_grammar(seq_id), ())
+    compiler.submit(2, choice_grammar("ab"), ())
+    assert 2 in dict(compiler.take())
+    for seq_id in range(100, 104):
+        compiler.cancel(seq_id)
+
+
 def test_nothing_can_be_read_before_a_grammar_is_compiled() -> None:
     """So whoever sleeps on the compiler is woken once, for something."""
     with held_back() as (compiler, gate):

@@ -3,6 +3,12 @@
 Each compile has a thread of its own and a bound on its time. All else here is touched by the
 engine's thread alone; the threads hand back their results under a lock, and wake whoever sleeps
 on ``fileno``. One compile serves all who wait for it, and the last ones are kept.
+
+States of one compile share the library's room for their tables, and when it is used up, all of them
+fail. So a grammar that failed is forgotten, and compiled again for whoever still needs it.
+
+One thing does hold up the loop, once: the library reads the tokenizer with Python's lock held, half
+a second for 49,152 tokens.
 """
 
 from __future__ import annotations
@@ -74,7 +80,7 @@ class GrammarCompiler:
         job = _Job(grammar, output_token_ids)
         if job not in self._waiting:
             self._waiting[job] = set()
-            self._queued.append(job)
+            self._queue(job)
         self._waiting[job].add(seq_id)
         self._start_queued()
 
@@ -82,6 +88,10 @@ class GrammarCompiler:
         """Forget a sequence; what is being compiled for it is finished and kept."""
         for seq_ids in self._waiting.values():
             seq_ids.discard(seq_id)
+
+    def forget(self, grammar: str) -> None:
+        """Keep a compiled grammar no longer, because a state that shared its tables failed."""
+        self._kept.pop(grammar, None)
 
     def take(self) -> list[tuple[int, GrammarState | GrammarRefusal]]:
         """Return, by sequence, what has come of their grammars since the last call."""
@@ -114,6 +124,14 @@ class GrammarCompiler:
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
 
+    def _queue(self, job: _Job) -> None:
+        kept = self._kept.get(job.grammar)
+        if kept is None or job.output_token_ids:
+            self._queued.append(job)
+        else:  # it need not wait for what others compile
+            self._num_started += 1
+            self._hand_back(job, kept)
+
     def _start_queued(self) -> None:
         while self._queued and self._num_started < _MOST_AT_ONCE:
             job = self._queued.popleft()
@@ -121,13 +139,8 @@ class GrammarCompiler:
                 del self._waiting[job]
                 continue
             self._num_started += 1
-            kept = self._kept.get(job.grammar)
-            if kept is not None and not job.output_token_ids:
-                self._hand_back(job, kept)
-                continue
-            copy = None if kept is None else kept.deep_copy()
             threading.Thread(
-                target=lambda job=job, copy=copy: self._hand_back(job, self._run(job, copy)),
+                target=lambda job=job: self._hand_back(job, self._run(job)),
                 name="grammar",
                 daemon=True,  # a compile that never ends must not keep the process
             ).start()
@@ -139,7 +152,7 @@ class GrammarCompiler:
                 os.write(self._wake_write, b"\0")
             self._done.append((job, result))
 
-    def _run(self, job: _Job, matcher: LLMatcher | None) -> LLMatcher | GrammarRefusal:
+    def _run(self, job: _Job) -> LLMatcher | GrammarRefusal:
         """Compile on another thread, for as long as that may take."""
         try:
             tokens = self._load_tokens_once()
@@ -148,7 +161,7 @@ class GrammarCompiler:
             return GrammarRefusal("invalid_request", message)
         results: list[LLMatcher | GrammarRefusal] = []
         thread = threading.Thread(
-            target=lambda: results.append(_compile(tokens, job, matcher)),
+            target=lambda: results.append(_compile(tokens, job)),
             name="grammar-compile",
             daemon=True,
         )
@@ -166,11 +179,9 @@ class GrammarCompiler:
             return self._tokens
 
 
-def _compile(
-    tokens: GrammarTokens, job: _Job, matcher: LLMatcher | None
-) -> LLMatcher | GrammarRefusal:
+def _compile(tokens: GrammarTokens, job: _Job) -> LLMatcher | GrammarRefusal:
     try:
-        matcher = matcher or tokens.compile(job.grammar)
+        matcher = tokens.compile(job.grammar)
     except Exception as error:  # it comes from outside: what is wrong with it is that request's
         return GrammarRefusal("invalid_request", f"the grammar is invalid: {error}")
     if job.output_token_ids and not matcher.consume_tokens(list(job.output_token_ids)):
