@@ -195,7 +195,8 @@ class Engine:
     def _take(self, seq: Sequence, result: RowResult) -> None:
         match result:
             case SequenceFailure():
-                self._fail(result)
+                if not self._renew_grammar(seq):
+                    self._fail(result)
             case PromptLogprobs():
                 self._take_scores(seq, len(result.scores))
             case SampledToken():
@@ -210,10 +211,28 @@ class Engine:
         seq.token_ids.append(token_id)
         if seq.grammar is not None and not seq.grammar.accept(token_id):
             message = f"the grammar cannot go on after token {token_id}: {seq.grammar.error}"
-            self._fail(SequenceFailure(seq.seq_id, "invalid_request", message))
+            if not self._renew_grammar(seq):
+                self._fail(SequenceFailure(seq.seq_id, "invalid_request", message))
             return
         if reason := seq.finish_reason(self.scheduler.admission.max_model_len):
             self._finish(seq, reason)
+
+    def _renew_grammar(self, seq: Sequence) -> bool:
+        """Have a grammar that failed compiled again: others may have used up the room it shares.
+
+        It goes on when it is ready, as after a preemption. Each time has to bring it a token
+        further, so one that has no room alone fails.
+        """
+        grammar, renewed_at = seq.sampling.grammar, seq.grammar_renewed_at
+        if not grammar or not self.grammars or not seq.grammar or not seq.grammar.error:
+            return False
+        if renewed_at is not None and seq.num_output_tokens <= renewed_at:
+            return False
+        seq.grammar_renewed_at = seq.num_output_tokens
+        self.grammars.forget(grammar)
+        self.scheduler.withdraw(seq)
+        self._submit_grammar(seq, grammar)
+        return True
 
     def _finish(self, seq: Sequence, reason: SequenceFinish) -> None:
         self._finished.append((seq.seq_id, reason))

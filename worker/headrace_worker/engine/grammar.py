@@ -94,7 +94,8 @@ class GrammarState:
             return False
         # The library may add a word: it has a bit more than there are tokens.
         self.mask = self.matcher.compute_bitmask()[: self.tokens.num_mask_bytes]
-        return self.mask == self.tokens.eos_mask
+        # One that fails over it allows the end alone.
+        return self.mask == self.tokens.eos_mask and not self.matcher.is_error()
 
 
 def explain(matcher: LLMatcher) -> str:

@@ -115,6 +115,11 @@ class Scheduler:
             self.pool.forget(seq.block_table)
         self.pool.release(seq.finish())
 
+    def withdraw(self, seq: Sequence) -> None:
+        """Take a running sequence out and free its blocks; ``add`` lets it come again."""
+        self.running.remove(seq)
+        self.pool.release(seq.preempt())
+
     def _schedule_running(self, seq: Sequence, step: Schedule) -> None:
         num_new_tokens = min(seq.num_uncomputed_tokens, step.budget_left)
         if num_new_tokens == 0:
@@ -167,8 +172,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: Schedule) -> None:
         step.exclude(seq)
         step.preempted.append(seq)
-        self.running.remove(seq)
-        self.pool.release(seq.preempt())
+        self.withdraw(seq)
         self.add(seq)
 
     def _find_cached_blocks(self, seq: Sequence) -> list[int]:

@@ -40,6 +40,7 @@ class Sequence:
         "block_table",
         "ended",
         "grammar",
+        "grammar_renewed_at",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -63,6 +64,8 @@ class Sequence:
         self.sampling = command.sampling
         self.stop_token_ids = frozenset(command.sampling.stop_token_ids)
         self.grammar: GrammarState | None = None  # of the output; None: any token may come
+        # Output tokens when its grammar was compiled again, after it had failed; None: never.
+        self.grammar_renewed_at: int | None = None
         self.priority = command.priority
         self.salt = command.salt
         self.arrival = arrival  # order of arrival in this engine, kept through preemptions
