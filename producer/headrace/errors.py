@@ -17,7 +17,7 @@ HeadraceError
     ├── RequestCancelled                      somebody cancelled it
     ├── RequestConflict                       same id, other payload
     ├── RequestNotFound                       this queue never heard of the id
-    ├── RequestExpired                        its deadline passed, or its result outlived its TTL
+    ├── RequestExpired                        its deadline passed in the queue, or its result is too old
     ├── RequestLost                           Redis lost its data while it was in flight
     ├── DeadLettered                          it took down the worker that ran it alone
     └── EngineFailure                         fault of ours; details are in the worker's log
@@ -183,7 +183,7 @@ class RequestNotFound(RequestError):
 
 
 class RequestExpired(RequestError):
-    """The deadline passed before the request finished, or its result outlived its TTL."""
+    """The deadline passed while the request waited, or its result outlived its TTL."""
 
     default_code = ErrorCode.RESULT_EXPIRED
 

@@ -21,6 +21,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # end of sequence, a stop token, or a stop string
     LENGTH = "length"  # max_tokens reached, or the context is full
+    DEADLINE = "deadline"  # it passed while the request ran; the answer is what there was
+    STOPPED_EARLY = "stopped_early"  # by finish_now; the answer is what there was
     CANCELLED = "cancelled"  # by a client
     ERROR = "error"  # see the terminal error
 

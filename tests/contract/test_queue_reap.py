@@ -155,12 +155,9 @@ def test_a_graceful_hand_over_of_a_suspect_is_no_strike(driver: QueueDriver) -> 
     assert driver.status("suspect").strikes == 2
 
 
-@pytest.mark.parametrize("is_running", [False, True])
-def test_a_request_past_its_deadline_ends(driver: QueueDriver, is_running: bool) -> None:
-    """Queued or running, it gets its terminal entry from the sweep, even if nobody claims."""
+def test_a_request_past_its_deadline_ends(driver: QueueDriver) -> None:
+    """It gets its terminal entry from the sweep, even if nobody claims."""
     driver.enqueue(ttl_ms=300)
-    if is_running:
-        driver.emit(driver.grant(), 0, 2)
     assert eventually(lambda: driver.reap().expired) == (RequestRef("acme", "r1"),)
     assert driver.end().error_code is ErrorCode.DEADLINE_EXCEEDED
     assert driver.reap().expired == ()

@@ -83,7 +83,9 @@ def test_every_wait_is_finite_by_default() -> None:
 
 def test_words_of_enums_are_part_of_the_wire() -> None:
     """Renaming one would break what is stored in Redis."""
-    assert [reason.value for reason in FinishReason] == ["stop", "length", "cancelled", "error"]
+    assert [reason.value for reason in FinishReason] == [
+        *("stop", "length", "deadline", "stopped_early", "cancelled", "error"),
+    ]
     assert {state.value for state in types.RequestState} == {
         "queued",
         "running",

@@ -2,6 +2,7 @@
 
 local FIELDS_A_HELD = 3
 local MAX_LANES_A_CALL = 20 -- pages of lanes that one sweep looks at
+local DEADLINE_GRACE_MS = 1000 -- how long a holder has to end what is past its deadline
 
 -- Call visit(request, tenant, id, epoch) for each (tenant, request id, epoch) from args[from] on;
 -- the request is nil unless the worker holds it at that epoch.
@@ -71,17 +72,22 @@ local function walk_lanes(q, cursor_field, visit)
   save()
 end
 
+-- A holder ends what it runs at the deadline, with text that the log does not hold yet.
+local function is_left_to_holder(r, now)
+  return r.state == 'running' and now < (r.deadline_ms or 0) + DEADLINE_GRACE_MS
+end
+
 local function expire_overdue(q, now, most)
   local closed = {}
   local due = redis.call('ZRANGEBYSCORE', deadlines_key(q), '-inf', now, 'LIMIT', 0, most)
   for _, text in ipairs(due) do
     local tenant, id = parse_reference(text)
     local r = tenant and load_request(q, tenant, id)
-    if r and not is_over(r) then
+    if not r or is_over(r) then
+      redis.call('ZREM', deadlines_key(q), text)
+    elseif not is_left_to_holder(r, now) then
       conclude(q, r, now, expired(r))
       closed[#closed + 1] = { tenant, id }
-    else
-      redis.call('ZREM', deadlines_key(q), text)
     end
   end
   return closed

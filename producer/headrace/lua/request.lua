@@ -13,6 +13,7 @@
 --   strikes        holders that vanished
 --   alone          1 when the current grant was made to an otherwise empty worker
 --   cancel         1 once somebody asked the holder to stop
+--   finish         1 once somebody asked the holder to end it with what there is
 --   enqueued_ms, started_ms (first grant), finished_ms, deadline_ms (absent: none)
 --                  Unix milliseconds by Redis's clock
 --   result_ttl_ms  how long the token log is kept after the end
@@ -26,14 +27,14 @@ local function load_request(q, tenant, id)
   local key = request_key(q, tenant, id)
   local v = redis.pcall('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
     'cost', 'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms',
-    'result_ttl_ms', 'closed_by')
+    'result_ttl_ms', 'closed_by', 'finish')
   if v.err or not v[1] then return nil end
   local r = {
     key = key, tenant = tenant, id = id, state = v[1], epoch = natural(v[2]),
     num_tokens = natural(v[3]), owner = v[4], lane = natural(v[5]), entry = v[6],
     cost = natural(v[7]), strikes = natural(v[8]), alone = v[9] == '1', attached = v[10] or 0,
     cancel = v[11] == '1', deadline_ms = natural(v[12]), enqueued_ms = natural(v[13]),
-    result_ttl_ms = natural(v[14]), closed_by = v[15],
+    result_ttl_ms = natural(v[14]), closed_by = v[15], finish = v[16] == '1',
   }
   local is_whole = r.epoch and r.num_tokens and r.lane and r.entry and r.cost and r.strikes
     and r.enqueued_ms and r.result_ttl_ms and (r.owner or r.state ~= 'running')
@@ -96,9 +97,21 @@ local function cancelled()
   return ended_by_queue('cancelled', 'cancelled', 'cancelled', 'cancelled by a client')
 end
 
+-- An answer, not an error: the text ends with the last token that the log holds.
+local function stopped_early() return ended_by_queue('finished', 'stopped_early') end
+
+-- What a request has made by its deadline is its answer; one that never ran has none.
 local function expired(r)
+  if r.state == 'running' or r.num_tokens > 0 then
+    return ended_by_queue('finished', 'deadline')
+  end
   return ended_by_queue('failed', 'error', 'deadline_exceeded',
-    'the deadline passed while the request was ' .. r.state)
+    'the deadline passed while the request was queued')
+end
+
+-- How somebody asked for a request to end that its holder has not ended, or nil.
+local function wished_end(r)
+  return r.cancel and cancelled() or r.finish and stopped_early() or nil
 end
 
 -- The one end of every request: terminal entry first, then the state, then the acknowledgement.
@@ -112,7 +125,7 @@ local function conclude(q, r, now, ending)
   if ending.code then
     redis.call('HSET', r.key, 'error_code', ending.code, 'error_message', ending.message)
   end
-  redis.call('HDEL', r.key, 'payload', 'owner', 'alone', 'cancel')
+  redis.call('HDEL', r.key, 'payload', 'owner', 'alone', 'cancel', 'finish')
   redis.call('PEXPIRE', r.key, r.result_ttl_ms * TOMBSTONE)
   drop_entry(q, r.lane, r.tenant, r.entry)
   redis.call('ZREM', deadlines_key(q), reference(r.tenant, r.id))
@@ -124,7 +137,8 @@ end
 
 -- A running request becomes claimable again, before everything newer in its lane.
 local function requeue(q, r, now)
-  if r.cancel then return conclude(q, r, now, cancelled()) end
+  local ending = wished_end(r)
+  if ending then return conclude(q, r, now, ending) end
   hand_to(q, r, REQUEUED)
   redis.call('HSET', r.key, 'state', 'queued')
   redis.call('HDEL', r.key, 'owner', 'alone')
@@ -147,7 +161,9 @@ end
 -- innocents of the same batch get strikes, then a run of their own, and never a dead letter.
 local function strike(q, r, now, worker, max_strikes)
   r.strikes = redis.call('HINCRBY', r.key, 'strikes', 1)
-  if r.strikes >= max_strikes and r.alone and not r.cancel then return bury(q, r, now, worker) end
+  if r.strikes >= max_strikes and r.alone and not wished_end(r) then
+    return bury(q, r, now, worker)
+  end
   requeue(q, r, now)
 end
 

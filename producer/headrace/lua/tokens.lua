@@ -32,7 +32,7 @@ local function emit_one(q, worker, tenant, id, epoch, offset, num_tokens, chunk)
     redis.call('ZADD', served_key(q, r.lane), 'XX', 'INCR', num_tokens, tenant)
     r.num_tokens = stop
   end
-  return { r.cancel and 'CANCEL' or 'OK', r.num_tokens }
+  return { r.cancel and 'CANCEL' or r.finish and 'FINISH' or 'OK', r.num_tokens }
 end
 
 -- ARGV: worker, then for each item: tenant, request id, epoch, offset, num_tokens, chunk

@@ -19,7 +19,14 @@ from headrace_worker.serving.intake import PreparedRequest
 from headrace_worker.serving.outbox import EmitPolicy, Outbox, OutputToken, output_token
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
-from headrace_worker.serving.request import SCORES_MISSING, STOPPED, End, InFlight, Phase
+from headrace_worker.serving.request import (
+    DEADLINE_PASSED,
+    SCORES_MISSING,
+    STOPPED,
+    End,
+    InFlight,
+    Phase,
+)
 
 
 class Ledger:
@@ -139,12 +146,21 @@ class Ledger:
         self._take_from_engine(request)
         request.move_to(Phase.ENDING)
         is_short = request.wants_prompt_logprobs and request.prompt_logprobs is None
-        request.end = SCORES_MISSING if is_short and end.state is RequestState.FINISHED else end
+        is_whole = end.state is RequestState.FINISHED and not end.is_early
+        request.end = SCORES_MISSING if is_short and is_whole else end
         request.ended_at = self._clock()
         # A "no" before the first token has no text, so nobody reads an echo for an answer.
         is_said = request.end.state is RequestState.FINISHED or request.num_output_tokens > 0
         if request.prepared is not None and is_said:
             request.tail = request.prepared.detokenizer.finish()
+
+    def end_overdue(self) -> bool:
+        """End what is past its deadline with what there is; return whether anything was."""
+        now = self._clock()
+        overdue = [request for request in self._requests.values() if request.is_overdue(now)]
+        for request in overdue:
+            self.end(request, DEADLINE_PASSED)
+        return bool(overdue)
 
     def engine_finished(self, seq_id: int, end: End) -> None:
         """The engine is done with a sequence, by itself."""

@@ -55,6 +55,11 @@ class End:
     code: ErrorCode | None = None  # for FAILED and CANCELLED
     message: str = ""
 
+    @property
+    def is_early(self) -> bool:
+        """Whether the answer is what there is by then, and no more is owed."""
+        return self.reason in (FinishReason.DEADLINE, FinishReason.STOPPED_EARLY)
+
     @classmethod
     def failed(cls, code: ErrorCode, message: str) -> End:
         """The answer is "no"."""
@@ -66,12 +71,8 @@ LENGTH_REACHED = End(RequestState.FINISHED, FinishReason.LENGTH)
 CANCELLED = End(
     RequestState.CANCELLED, FinishReason.CANCELLED, ErrorCode.CANCELLED, "cancelled while running"
 )
-DEADLINE_PASSED = End(
-    RequestState.FAILED,
-    FinishReason.ERROR,
-    ErrorCode.DEADLINE_EXCEEDED,
-    "the deadline passed while it was running",
-)
+DEADLINE_PASSED = End(RequestState.FINISHED, FinishReason.DEADLINE)
+STOPPED_EARLY = End(RequestState.FINISHED, FinishReason.STOPPED_EARLY)
 SCORES_MISSING = End.failed(
     ErrorCode.ENGINE_FAILURE, "the engine finished without all of the prompt's logprobs"
 )
@@ -110,6 +111,10 @@ class InFlight:
     def is_live(self) -> bool:
         """Whether it is still ours to finish or to hand back."""
         return self.phase not in _OVER
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its deadline has passed while its end is open; ``now`` is a monotonic second."""
+        return self.is_generating and self.deadline_at is not None and self.deadline_at <= now
 
     @property
     def is_generating(self) -> bool:

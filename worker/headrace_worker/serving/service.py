@@ -37,7 +37,6 @@ from headrace_worker.serving.publisher import Publisher
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import (
     CANCELLED,
-    DEADLINE_PASSED,
     LENGTH_REACHED,
     STOPPED,
     End,
@@ -45,7 +44,7 @@ from headrace_worker.serving.request import (
 )
 from headrace_worker.serving.supervisor import EngineDeath, Supervisor
 
-LOOK_AT_DEADLINES_EVERY_S = 0.1
+LOOK_AT_DEADLINES_EVERY_S = 0.1  # of requests that wait: of those that run, at each step
 FLUSH_LIMIT_S = 0.7  # of the hand-over; with the release and the engine's end it stays below 2 s
 RELEASE_LIMIT_S = 0.5
 
@@ -135,6 +134,7 @@ class Service:
             self._ledger.engine_finished(seq_id, _ENDS[why])
         for failure in outcome.failed:
             self._ledger.engine_finished(failure.seq_id, _failed(failure))
+        self._ledger.end_overdue()
         self._report.stepped(outcome)
         self._publisher.notify()
         self._claiming.notify()
@@ -176,11 +176,8 @@ class Service:
     async def _end_overdue(self) -> None:
         while True:
             await asyncio.sleep(LOOK_AT_DEADLINES_EVERY_S)
-            now = self._clock()
-            for request in self._ledger.generating:
-                if request.deadline_at is not None and request.deadline_at <= now:
-                    self._ledger.end(request, DEADLINE_PASSED)
-                    self._publisher.notify()
+            if self._ledger.end_overdue():
+                self._publisher.notify()
 
     async def _drain(self) -> None:
         """Let requests finish within the drain time; by default there is none."""
