@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _WORD_BYTES = 4  # masks are whole words of 32 bits
+_MAX_LEXER_STATES = 50_000  # of one compile and all its outputs; each takes 1 to 2 kB
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _EXPLAINED = {"NoExtensionBias": "no token of this model fits"}
 
@@ -53,7 +54,7 @@ class GrammarTokens:
         from llguidance import LLMatcher, LLParserLimits
 
         # Terse, because its messages go to the request, and the long form quotes its output.
-        limits = LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, max_lexer_states=_MAX_LEXER_STATES)
         matcher = LLMatcher(self.tokenizer, _without_forcing(grammar), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # its tables are made by the first use, and copied from then
