@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import redis.asyncio
@@ -15,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from headrace.errors import ConfigurationError
+from headrace.redis_url import RedisUrl
 
 COMMAND_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
@@ -33,36 +32,20 @@ SYNC_BLOCK_MARGIN_S = 3.0
 POOL_WAIT_S = 60.0
 """A call waits this long for a free connection of its pool before it fails."""
 
-# Options that redis-py would take from the URL although they are set here; other values, such as
-# decoded replies or a short socket timeout, break the client.
-_OWN_OPTIONS = frozenset(
-    {
-        *("decode_responses", "encoding", "legacy_responses", "single_connection_client"),
-        *("socket_timeout", "socket_connect_timeout", "timeout", "health_check_interval"),
-        *("max_connections", "retry", "retry_on_timeout", "retry_on_error"),
-    }
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
     """Where Redis is, and how many connections a client may open."""
 
-    url: str  # redis://, rediss:// or unix://
+    url: str = field(repr=False)  # as RedisUrl takes it; it may hold a password
     max_connections: int  # all together, at least 2: half for blocking reads, the rest for calls
+    address: RedisUrl = field(init=False)  # the same URL, checked
 
     def __post_init__(self) -> None:
         most = self.max_connections
         if isinstance(most, bool) or not isinstance(most, int) or most < 2:
             raise ConfigurationError(f"max_connections must be at least 2, not {most!r}")
-        try:
-            redis.ConnectionPool.from_url(self.url)
-        except (ValueError, AttributeError, TypeError) as error:
-            shown = re.sub(r"//[^@/]*@", "//…@", str(self.url))  # passwords stay out of logs
-            raise ConfigurationError(f"{shown!r} is not the URL of a Redis: {error}") from error
-        for name, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True):
-            if name in _OWN_OPTIONS:
-                raise ConfigurationError(f"{name} in the URL of Redis is the client's to choose")
+        object.__setattr__(self, "address", RedisUrl.parse(self.url))
 
     @property
     def num_readers(self) -> int:
@@ -77,42 +60,53 @@ class ConnectionSettings:
     def commands(self) -> redis.asyncio.Redis:
         """Return the pool for short calls; its user bounds their number and their time."""
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            self.url,
+            self.address.url,
             max_connections=self.num_commands,
             timeout=POOL_WAIT_S,
             health_check_interval=HEALTH_CHECK_S,
-            **_asyncio_options(),
+            **self._asyncio_options(),
         )
         return redis.asyncio.Redis.from_pool(pool)
 
     def reader(self) -> redis.asyncio.Redis:
         """Return one connection for blocking reads; its user bounds their time."""
         return redis.asyncio.Redis.from_url(
-            self.url, single_connection_client=True, **_asyncio_options()
+            self.address.url, single_connection_client=True, **self._asyncio_options()
         )
 
     def commands_sync(self) -> redis.Redis:
         """Return the pool for short calls of a blocking client."""
         pool = redis.BlockingConnectionPool.from_url(
-            self.url,
+            self.address.url,
             max_connections=self.num_commands,
             timeout=POOL_WAIT_S,
             socket_timeout=COMMAND_TIMEOUT_S,
             health_check_interval=HEALTH_CHECK_S,
-            **_sync_options(),
+            **self._sync_options(),
         )
         return redis.Redis.from_pool(pool)
 
     def readers_sync(self) -> redis.Redis:
         """Return the pool for the blocking reads of a blocking client."""
         pool = redis.BlockingConnectionPool.from_url(
-            self.url,
+            self.address.url,
             max_connections=self.num_readers,
             timeout=POOL_WAIT_S,
             socket_timeout=SYNC_BLOCK_S + SYNC_BLOCK_MARGIN_S,
-            **_sync_options(),
+            **self._sync_options(),
         )
         return redis.Redis.from_pool(pool)
+
+    # The client has loops of its own around every call, so redis-py itself never tries twice.
+    def _asyncio_options(self) -> dict[str, Any]:
+        # With a socket timeout, redis-py sends by way of asyncio.wait_for, which in Python 3.11
+        # loses a cancellation now and then. asyncio.timeout around the whole call does not.
+        retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+        return _common() | self.address.asyncio_options() | {"socket_timeout": None, "retry": retry}
+
+    def _sync_options(self) -> dict[str, Any]:
+        retry = redis.retry.Retry(NoBackoff(), 0)
+        return _common() | self.address.sync_options() | {"retry": retry}
 
 
 def _common() -> dict[str, Any]:
@@ -123,14 +117,3 @@ def _common() -> dict[str, Any]:
         # With these notifications on, redis-py 8.1.0 hands out idle connections that are closed.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-
-
-# The client has loops of its own around every call, so redis-py itself never tries twice.
-def _asyncio_options() -> dict[str, Any]:
-    # With a socket timeout, redis-py sends by way of asyncio.wait_for, which in Python 3.11 loses a
-    # cancellation now and then. asyncio.timeout around the whole call does not.
-    return {**_common(), "socket_timeout": None, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
-
-
-def _sync_options() -> dict[str, Any]:
-    return {**_common(), "retry": redis.retry.Retry(NoBackoff(), 0)}

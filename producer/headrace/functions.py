@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
+from ssl import SSLCertVerificationError
 from typing import Any, TypeVar
 
 import redis
@@ -23,6 +24,7 @@ from headrace.calls import (
     emit,
     enqueue,
     finish,
+    finish_now,
     heartbeat,
     janitor,
     list_dead,
@@ -32,6 +34,7 @@ from headrace.calls import (
     renew,
     replay_dead,
     status,
+    wishes,
 )
 from headrace.errors import TransportError
 from headrace.replies import (
@@ -50,6 +53,8 @@ from headrace.replies import (
     ReapReply,
     RequestRef,
     TenantDepth,
+    Wish,
+    WishedEnd,
 )
 
 __all__ = [
@@ -70,14 +75,18 @@ __all__ = [
     "ReapReply",
     "RequestRef",
     "TenantDepth",
+    "Wish",
+    "WishedEnd",
     "cancel",
     "claim",
     "depth",
     "emit",
     "enqueue",
     "finish",
+    "finish_now",
     "heartbeat",
     "is_or_wraps",
+    "is_untrusted",
     "janitor",
     "library_code",
     "list_dead",
@@ -91,6 +100,7 @@ __all__ = [
     "run",
     "run_sync",
     "status",
+    "wishes",
 ]
 
 T = TypeVar("T")
@@ -196,8 +206,15 @@ def is_or_wraps(error: BaseException, *kinds: type[Exception]) -> bool:
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
+def is_untrusted(error: BaseException) -> bool:
+    """Whether the server's certificate was refused, which no waiting mends."""
+    return isinstance(error.__context__, SSLCertVerificationError)
+
+
 def _is_passing(error: Exception) -> bool:
     if is_or_wraps(error, exceptions.AuthenticationError):
+        return False
+    if is_untrusted(error):
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
     broken = (TypeError, AttributeError)

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from headrace.keys import Keys
+from headrace.redis_url import RedisUrl
 from headrace.units import parse_bytes, parse_duration
 from headrace_worker.logs import LogFormat, LogLevel, without_password
 
@@ -30,8 +31,7 @@ def _parsed(parse: Any) -> BeforeValidator:
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
-    if not re.match(r"(rediss?|unix)://.", url.get_secret_value()):
-        raise ValueError("must begin with redis://, rediss:// or unix://")
+    RedisUrl.parse(url.get_secret_value())  # raises for what redis-py could not use
     return url
 
 
@@ -64,7 +64,7 @@ class WorkerSettings(BaseSettings):
     )
 
     redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] = Field(
-        description="where the queue lives: redis://, rediss:// or unix://"
+        description="where the queue lives: redis://, rediss://, unix:// or redis+sentinel://"
     )
     queue: Annotated[str, AfterValidator(_check_queue)] = Field(
         "default", description="name of the queue"

@@ -12,7 +12,8 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from headrace.errors import ConfigurationError, TransportError
-from headrace.functions import is_or_wraps
+from headrace.functions import is_or_wraps, is_untrusted
+from headrace.redis_url import RedisUrl
 
 COMMAND_TIMEOUT_S = 5.0
 TIMEOUTS_PER_LEASE = 4  # with a short lease a lost reply must be noticed sooner
@@ -43,8 +44,9 @@ class Connections:
 async def check_server(redis: Redis) -> tuple[str, ...]:
     """Return warnings about the server.
 
-    Raises ConfigurationError for a login that is refused and for an eviction policy under which
-    requests vanish, and TransportError when the server cannot be reached.
+    Raises ConfigurationError for a login that is refused, for a certificate that is not to be
+    trusted, and for an eviction policy under which requests vanish; TransportError when the server
+    cannot be reached.
     """
     try:
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
@@ -53,6 +55,8 @@ async def check_server(redis: Redis) -> tuple[str, ...]:
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         if is_or_wraps(error, redis_errors.AuthenticationError):
             raise ConfigurationError(f"Redis refuses the login: {error}") from error
+        if is_untrusted(error):
+            raise ConfigurationError(f"Redis cannot be trusted: {error}") from error
         raise TransportError(f"Redis is unreachable: {error}") from error
     if policy not in (None, SAFE_POLICY):
         raise ConfigurationError(
@@ -91,8 +95,9 @@ def _open(url: str, connect_timeout_s: float) -> Redis:
     Its sockets have no timeout: with one, redis-py sends by way of asyncio.wait_for, which in
     Python 3.11 loses a cancellation now and then. Callers bound each command with asyncio.timeout.
     """
+    address = RedisUrl.parse(url)
     return Redis.from_url(
-        url,
+        address.url,
         decode_responses=False,
         legacy_responses=False,
         socket_timeout=None,
@@ -100,4 +105,5 @@ def _open(url: str, connect_timeout_s: float) -> Redis:
         retry=Retry(NoBackoff(), 0),
         # With these on, redis-py hands out idle connections that the server has closed.
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        **address.asyncio_options(),
     )
