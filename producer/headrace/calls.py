@@ -18,6 +18,7 @@ from headrace.replies import (
     Held,
     QueueDepth,
     ReapReply,
+    Wish,
 )
 from headrace.types import RequestState, RequestStatus
 
@@ -159,6 +160,20 @@ def cancel(keys: Keys, *, tenant: str, request_id: str) -> Call[RequestState | N
     The reply is the state afterwards, None for an unknown request.
     """
     return Call("cancel", keys.base, (tenant, request_id), parsing.parse_state)
+
+
+def finish_now(keys: Keys, *, tenant: str, request_id: str) -> Call[RequestState | None]:
+    """End with what there is: at once when queued, else by a flag that the holder meets.
+
+    The reply is that of ``cancel``; the end is an answer, with reason "stopped_early".
+    """
+    return Call("finish_now", keys.base, (tenant, request_id), parsing.parse_state)
+
+
+def wishes(keys: Keys, *, worker_id: str, held: Sequence[Held]) -> Call[tuple[Wish, ...]]:
+    """Say what clients want of requests, of those that the worker does hold."""
+    args = (worker_id, *_flat(held))
+    return Call("wishes", keys.base, args, parsing.parse_wishes, read_only=True)
 
 
 def status(keys: Keys, *, tenant: str, request_id: str) -> Call[RequestStatus | None]:

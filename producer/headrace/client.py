@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
 from headrace.bulk import DraftMaker, Item, as_completed, end_tasks, refuse_text
+from headrace.calls import Call, cancel, finish_now
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import Overloaded, RequestError, RequestTimeout, TransportError
 from headrace.groups import merge_statuses
@@ -200,10 +201,15 @@ class AsyncClient:
 
         A request that has ended stays as it is. Raises RequestNotFound.
         """
-        name, owner = check_request_id(request_id), self._core.tenant(tenant)
-        for member in await self._link.members(owner, name):
-            await self._link.cancel(owner, member.request_id)
-        return (await self.status(name, tenant=owner)).state
+        return await self._tell(request_id, tenant, cancel)
+
+    async def finish_now(self, request_id: str, *, tenant: str | None = None) -> RequestState:
+        """End a request with its text so far, and return its state: RUNNING until that is done.
+
+        Its completion has the finish reason STOPPED_EARLY. One that waits ends at once, empty; one
+        that has ended stays as it is. Raises RequestNotFound.
+        """
+        return await self._tell(request_id, tenant, finish_now)
 
     async def aclose(self) -> None:
         """Close every connection; open streams end with TransportError.
@@ -233,6 +239,16 @@ class AsyncClient:
         assert task is not None
         self._of_bulk.add(task)
         task.add_done_callback(self._of_bulk.discard)
+
+    async def _tell(
+        self, request_id: str, tenant: str | None, ask: Callable[..., Call[RequestState | None]]
+    ) -> RequestState:
+        """Ask something of a request, or of all members of a group; return the state afterwards."""
+        name, owner = check_request_id(request_id), self._core.tenant(tenant)
+        for member in await self._link.members(owner, name):
+            call = ask(self._link.keys, tenant=owner, request_id=member.request_id)
+            await self._link.call(call)
+        return (await self.status(name, tenant=owner)).state
 
     def _stream(
         self, submission: Submission, timeout: Timeout | None, cancel_on_exit: bool

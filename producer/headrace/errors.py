@@ -17,7 +17,7 @@ HeadraceError
     ├── RequestCancelled                      somebody cancelled it
     ├── RequestConflict                       same id, other payload
     ├── RequestNotFound                       this queue never heard of the id
-    ├── RequestExpired                        its deadline passed in the queue, or its result is too old
+    ├── RequestExpired                        its deadline passed in the queue, or its result's TTL
     ├── RequestLost                           Redis lost its data while it was in flight
     ├── DeadLettered                          it took down the worker that ran it alone
     └── EngineFailure                         fault of ours; details are in the worker's log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
+from dataclasses import replace
 
 from headrace import functions
 from headrace.errors import ErrorCode, RequestError
@@ -65,6 +66,20 @@ class FakeSequence:
         """End as a client wishes."""
         self._reason = FinishReason.CANCELLED
         self._error_code, self._error_message = ErrorCode.CANCELLED, "cancelled by a client"
+
+    def stop_early(self, reason: FinishReason) -> None:
+        """End with what was said so far."""
+        self._tokens, self._reason = self._tokens[: self.num_emitted], reason
+        self._usage = replace(self._usage, completion_tokens=self.num_emitted)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its deadline has passed."""
+        if self.grant.deadline_ms is None:
+            return False
+        return time.monotonic() - self._started_s >= (
+            (self.grant.deadline_ms - self.grant.now_ms) / 1000
+        )
 
     def next_item(self) -> EmitItem:
         """Return the next token as a chunk."""

@@ -95,7 +95,7 @@ class Keys:
 
     @property
     def control(self) -> str:
-        """Channel of hints to workers: ``<tenant>:<request id>`` of a running request to cancel."""
+        """Channel of hints to workers: ``<tenant>:<request id>`` of a running request to look at."""
         return f"{self.base}:ctl"
 
     @property

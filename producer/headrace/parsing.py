@@ -20,6 +20,8 @@ from headrace.replies import (
     ReapReply,
     RequestRef,
     TenantDepth,
+    Wish,
+    WishedEnd,
 )
 from headrace.types import FinishReason, RequestState, RequestStatus
 
@@ -66,6 +68,18 @@ def parse_reap(reply: Any) -> ReapReply:
 def parse_state(reply: Any) -> RequestState | None:
     """Read a state, or nil."""
     return None if reply is None else RequestState(_text(reply))
+
+
+def parse_wishes(reply: Any) -> tuple[Wish, ...]:
+    """Read ``[[tenant, request id, epoch, end or "", priority], …]``."""
+    return tuple(
+        Wish(
+            Held(_text(tenant), _text(name), int(epoch)),
+            WishedEnd(_text(end)) if end else None,
+            int(priority),
+        )
+        for tenant, name, epoch, end, priority in reply
+    )
 
 
 def parse_nothing(_reply: Any) -> None:

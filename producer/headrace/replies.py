@@ -28,6 +28,7 @@ class EmitOutcome(StrEnum):
     GAP = "GAP"  # the log ends before the chunk begins: go back to the offset
     OVERLAP = "OVERLAP"  # the log holds a part of the chunk, or other tokens: go on from the offset
     CANCEL = "CANCEL"  # in the log, and a client wants the request to stop
+    FINISH = "FINISH"  # in the log, and a client wants the request to end with what there is
 
 
 class FinishOutcome(StrEnum):
@@ -64,6 +65,22 @@ class Held:
     tenant: str
     request_id: str
     epoch: int  # >= 1, of the grant
+
+
+class WishedEnd(StrEnum):
+    """How a client wants a running request to end."""
+
+    CANCEL = "CANCEL"  # with an error that says so
+    FINISH = "FINISH"  # with what there is
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What clients want of a request that a worker holds."""
+
+    held: Held
+    end: WishedEnd | None  # None: let it run
+    priority: int  # 0 soonest … 9; the one at the grant, unless somebody has changed it
 
 
 @dataclass(frozen=True, slots=True)

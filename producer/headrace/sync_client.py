@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
 from headrace.bulk import DraftMaker, Item, refuse_text
+from headrace.calls import Call, cancel, finish_now
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import RequestError, RequestTimeout
 from headrace.groups import merge_statuses
@@ -188,10 +189,15 @@ class Client:
 
         A request that has ended stays as it is. Raises RequestNotFound.
         """
-        name, owner = check_request_id(request_id), self._core.tenant(tenant)
-        for member in self._link.members(owner, name):
-            self._link.cancel(owner, member.request_id)
-        return self.status(name, tenant=owner).state
+        return self._tell(request_id, tenant, cancel)
+
+    def finish_now(self, request_id: str, *, tenant: str | None = None) -> RequestState:
+        """End a request with its text so far, and return its state: RUNNING until that is done.
+
+        Its completion has the finish reason STOPPED_EARLY. One that waits ends at once, empty; one
+        that has ended stays as it is. Raises RequestNotFound.
+        """
+        return self._tell(request_id, tenant, finish_now)
 
     def close(self) -> None:
         """Close every connection; open streams end with TransportError."""
@@ -207,6 +213,16 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _tell(
+        self, request_id: str, tenant: str | None, ask: Callable[..., Call[RequestState | None]]
+    ) -> RequestState:
+        """Ask something of a request, or of all members of a group; return the state afterwards."""
+        name, owner = check_request_id(request_id), self._core.tenant(tenant)
+        for member in self._link.members(owner, name):
+            call = ask(self._link.keys, tenant=owner, request_id=member.request_id)
+            self._link.call(call)
+        return self.status(name, tenant=owner).state
 
     def _stream(
         self, submission: Submission, timeout: Timeout | None, cancel_on_exit: bool

@@ -22,6 +22,7 @@ from headrace.fake_sequence import FakeSequence, prompt_text
 from headrace.functions import EmitOutcome, Grant
 from headrace.keys import Keys
 from headrace.protocol import RequestMessage, decode_request
+from headrace.types import FinishReason
 
 Answer = Callable[[RequestMessage], str]
 """Returns the text to answer with, or raises a RequestError to refuse."""
@@ -163,6 +164,9 @@ class FakeWorker:
         return self._answers[prompt]
 
     def _emit(self) -> None:
+        for sequence in self._running:
+            if sequence.is_overdue and not sequence.is_done:
+                sequence.stop_early(FinishReason.DEADLINE)
         speaking = [sequence for sequence in self._running if not sequence.is_done]
         items = [sequence.next_item() for sequence in speaking]
         if items:
@@ -181,6 +185,8 @@ class FakeWorker:
         sequence.num_emitted = offset
         if outcome is EmitOutcome.CANCEL:
             sequence.cancel()
+        elif outcome is EmitOutcome.FINISH:
+            sequence.stop_early(FinishReason.STOPPED_EARLY)
 
     def _renew(self) -> None:
         if time.monotonic() - self._renewed_s < RENEW_S:

@@ -1,11 +1,11 @@
-"""A deadline that passes: what a request has made by then is its answer."""
+"""A deadline that passes, or finish_now: what a request has made by then is its answer."""
 
 from __future__ import annotations
 
 import pytest
 
 from headrace.errors import ErrorCode
-from headrace.functions import FinishOutcome, RequestRef
+from headrace.functions import EmitOutcome, FinishOutcome, RequestRef, Wish, WishedEnd, wishes
 from headrace.types import FinishReason, RequestState
 from support.queue_driver import QueueDriver
 from support.queue_invariants import check_empty
@@ -67,6 +67,96 @@ def test_what_expires_in_the_queue_is_an_error(driver: QueueDriver) -> None:
     _let_deadline_pass(driver)
     assert driver.end().error_code is ErrorCode.DEADLINE_EXCEEDED
     assert driver.status().state is RequestState.FAILED
+
+
+def test_a_queued_request_that_is_finished_now_ends_empty(driver: QueueDriver) -> None:
+    """Nobody has run it: its answer has no token, and it is never granted."""
+    driver.enqueue()
+    assert driver.finish_now() is RequestState.FINISHED
+    assert driver.end().finish_reason is FinishReason.STOPPED_EARLY
+    assert driver.claim().grants == ()
+    assert driver.finish_now() is RequestState.FINISHED
+    check_empty(driver.client, driver.keys)
+
+
+def test_what_was_handed_back_is_finished_with_its_tokens(driver: QueueDriver) -> None:
+    """Between two holders there is something to answer with."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.emit(grant, 0, 2)
+    driver.release(grant)
+    assert driver.finish_now() is RequestState.FINISHED
+    assert [entry_id for entry_id, _, _ in driver.log()] == ["2-0", "2-1"]
+
+
+def test_a_running_request_is_finished_by_its_holder(driver: QueueDriver) -> None:
+    """Its next emit says so, and is still taken."""
+    driver.enqueue()
+    grant = driver.grant()
+    assert driver.finish_now() is driver.finish_now() is RequestState.RUNNING
+    reply = driver.emit(grant, 0, 2)
+    assert (reply.outcome, reply.offset) == (EmitOutcome.FINISH, 2)
+    assert driver.finish(grant, 2).outcome is FinishOutcome.OK
+    assert driver.finish_now() is RequestState.FINISHED
+    check_empty(driver.client, driver.keys)
+
+
+@pytest.mark.parametrize("how", ["release", "strike", "vanish"])
+def test_nobody_takes_over_what_is_to_be_finished(driver: QueueDriver, how: str) -> None:
+    """Its holder has left it, and the log holds an answer already."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.emit(grant, 0, 1)
+    driver.finish_now()
+    if how == "vanish":
+        driver.let_leases_lapse()
+    else:
+        driver.release(grant, strike=how == "strike")
+    assert driver.end().finish_reason is FinishReason.STOPPED_EARLY
+    check_empty(driver.client, driver.keys)
+
+
+def test_a_cancel_weighs_more_than_a_finish(driver: QueueDriver) -> None:
+    """Whoever cancels does not want the answer, whichever call came first."""
+    driver.enqueue()
+    grant = driver.grant()
+    driver.finish_now()
+    driver.cancel()
+    assert driver.emit(grant, 0, 1).outcome is EmitOutcome.CANCEL
+    driver.release(grant)
+    assert driver.end().error_code is ErrorCode.CANCELLED
+
+
+def test_a_suspect_that_is_to_be_finished_is_no_dead_letter(driver: QueueDriver) -> None:
+    """It ends with what it has, also when it takes its worker down for the last time."""
+    driver.enqueue()
+    for _ in range(2):
+        driver.release(driver.grant(), strike=True)
+    grant = driver.grant()
+    driver.finish_now()
+    driver.release(grant, strike=True)
+    assert driver.end().finish_reason is FinishReason.STOPPED_EARLY
+    assert driver.client.exists(driver.keys.dead) == 0
+
+
+def test_an_unknown_request_cannot_be_finished(driver: QueueDriver) -> None:
+    """The answer is that nobody knows it."""
+    assert driver.finish_now("nobody") is None
+
+
+def test_wishes_are_told_to_the_holder_alone(driver: QueueDriver) -> None:
+    """What clients want, request by request; what is held by others, or by nobody, is left out."""
+    for request_id in ("a", "b", "c", "d"):
+        driver.enqueue(request_id, priority=3)
+    grants = driver.claim(free_seqs=3).grants
+    driver.cancel("a")
+    driver.finish_now("b")
+    held = [grant.held for grant in grants]
+    told = driver.run(wishes(driver.keys, worker_id="w1", held=held))
+    ends = (WishedEnd.CANCEL, WishedEnd.FINISH, None)
+    assert told == tuple(Wish(one, end, 3) for one, end in zip(held, ends, strict=True))
+    assert driver.run(wishes(driver.keys, worker_id="w2", held=held)) == ()
+    driver.release(*grants)
 
 
 def _redis_time_s(driver: QueueDriver) -> float:

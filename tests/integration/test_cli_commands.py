@@ -189,8 +189,8 @@ def test_an_id_of_ones_own_makes_asking_idempotent(headrace: Headrace, driver: Q
 
 
 def test_an_unknown_id_is_code_one(headrace: Headrace) -> None:
-    """attach, status and cancel say that the queue does not know it."""
-    for command in ("attach", "status", "cancel"):
+    """Every command about one request says that the queue does not know it."""
+    for command in ("attach", "status", "cancel", "finish"):
         ended = headrace(command, "nobody")
         assert ended.code == 1
         assert "'nobody'" in ended.err
@@ -206,6 +206,15 @@ def test_status_and_cancel_follow_a_request(headrace: Headrace) -> None:
     shown = headrace("status", "r1", "--tenant", "acme").out
     assert "state\tcancelled" in shown
     assert f"enqueued_at\t{datetime.now(UTC):%Y-}" in shown
+
+
+def test_finish_ends_a_request_with_an_answer(headrace: Headrace) -> None:
+    """A queued request has nothing to say, and attach reads that as an answer."""
+    headrace("enqueue", "Hello", "--request-id", "r1")
+    assert "request r1 is finished" in headrace("finish", "r1").err
+    ended = headrace("attach", "r1")
+    assert (ended.code, ended.out) == (0, "\n")
+    assert "finish: stopped_early" in ended.err
 
 
 def test_ctrl_c_cancels_what_generate_asked(

@@ -161,25 +161,6 @@ def test_a_queued_request_is_cancelled_before_any_worker_sees_it(
 
 
 @ON_VALKEY
-def test_a_deadline_that_passes_while_running_ends_the_request(
-    driver: QueueDriver, farm: WorkerFarm
-) -> None:
-    """Its answer is what it has said by then, held-back text included, and it is no error."""
-    farm.ready(engine=("--step-s", "0.01"))
-    asked = Asked("r1", max_tokens=4000)
-    enqueue(driver, asked, ttl_ms=700)
-    wait_for_ends(driver, asked, timeout_s=5)
-    end = driver.end("r1")
-    assert (end.finish_reason, end.error_code) == (FinishReason.DEADLINE, None)
-    tokens = driver.tokens("r1")
-    assert tokens
-    assert tokens == asked.answer[: len(tokens)]
-    assert text_of(driver, "r1") == byte_level_tokenizer().decode(tokens)
-    assert end.usage is not None
-    assert end.usage.completion_tokens == len(tokens)
-
-
-@ON_VALKEY
 def test_two_workers_share_a_queue(driver: QueueDriver, farm: WorkerFarm) -> None:
     """Both claim, neither takes what the other holds, all answers are exact."""
     asked = skewed(40)

@@ -13,23 +13,15 @@ from headrace.keys import Keys
 from headrace.types import RequestState
 from headrace_worker.serving.ports import Room
 from headrace_worker.transport.connection import Connections
-from headrace_worker.transport.control import ControlListener
 from headrace_worker.transport.housekeeping import Housekeeper, repeat
 from headrace_worker.transport.link import Link
-from headrace_worker.transport.queue import RedisQueue
 from support.queue_driver import QueueDriver
 from support.servers import Server
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually_async
-from support.worker_fixtures import ON_VALKEY
+from support.worker_fixtures import ON_VALKEY, queue_over
 
 ROOM = Room(free_seqs=2, free_tokens=100, total_tokens=100)
-
-
-def queue_over(connections: Connections, queue: Keys) -> RedisQueue:
-    """Return the queue as worker w1 sees it."""
-    link = Link(connections.commands, connections.command_timeout_s)
-    return RedisQueue(link, connections.blocking, queue, worker_id="w1", lease_s=1.5, max_strikes=3)
 
 
 async def test_a_claim_whose_reply_was_lost_gets_the_same_grants(
@@ -89,33 +81,6 @@ async def test_a_renewal_names_what_is_lost(
     (grant,) = (await remote.claim(ROOM)).grants
     old = Held(grant.tenant, grant.request_id, grant.epoch - 1 or 7)
     assert await remote.renew([grant.held, old]) == (old,)
-
-
-@ON_VALKEY
-async def test_a_cancel_arrives_as_a_hint(
-    driver: QueueDriver, queue: Keys, connections: Connections
-) -> None:
-    """The control channel names tenant and request; ids with colons survive."""
-    heard: list[tuple[str, str]] = []
-    listener = ControlListener(
-        connections.blocking, queue, lambda tenant, request_id: heard.append((tenant, request_id))
-    )
-    running = asyncio.create_task(listener.run())
-    driver.enqueue("order:42")
-    driver.grant()
-
-    async def is_subscribed() -> bool:
-        return bool(driver.client.pubsub_numsub(queue.control)[0][1])
-
-    async def has_heard() -> bool:
-        return heard == [("acme", "order:42")]
-
-    try:
-        await eventually_async(is_subscribed)
-        driver.cancel("order:42")
-        await eventually_async(has_heard)
-    finally:
-        running.cancel()
 
 
 @ON_VALKEY

@@ -76,6 +76,11 @@ class AnyClient:
             return await self._async.cancel(*args, **options)
         return await asyncio.to_thread(self._blocking.cancel, *args, **options)
 
+    async def finish_now(self, *args: Any, **options: Any) -> RequestState:
+        if self._async:
+            return await self._async.finish_now(*args, **options)
+        return await asyncio.to_thread(self._blocking.finish_now, *args, **options)
+
     async def close(self) -> None:
         if self._async:
             await self._async.aclose()

@@ -153,6 +153,10 @@ class QueueDriver:
         """Cancel."""
         return self.run(functions.cancel(self.keys, tenant=tenant, request_id=request_id))
 
+    def finish_now(self, request_id: str = "r1", tenant: str = TENANT) -> RequestState | None:
+        """Ask for an end with what there is."""
+        return self.run(functions.finish_now(self.keys, tenant=tenant, request_id=request_id))
+
     def status(self, request_id: str = "r1", tenant: str = TENANT) -> RequestStatus:
         """Return the status of a request that must be known."""
         status = self.run(functions.status(self.keys, tenant=tenant, request_id=request_id))

@@ -118,7 +118,7 @@ class ScriptedQueue:
     def _append(self, item: EmitItem) -> EmitReply:
         log = self.logs.setdefault(item.request_id, [])
         outcome = self.emit_script.pop(0) if self.emit_script else None
-        if outcome not in (None, EmitOutcome.CANCEL):
+        if outcome not in (None, EmitOutcome.CANCEL, EmitOutcome.FINISH):
             return EmitReply(outcome, len(log))
         if item.offset != len(log):
             is_replay = item.offset + item.num_tokens <= len(log)

@@ -9,12 +9,20 @@ import pytest
 
 from headrace.keys import Keys
 from headrace_worker.transport.connection import Connections
+from headrace_worker.transport.link import Link
+from headrace_worker.transport.queue import RedisQueue
 from support.queue_driver import QueueDriver
 from support.servers import Server
 from support.workers import WorkerFarm, worker_farm
 
 ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 """For tests whose subject is the worker, not the server."""
+
+
+def queue_over(connections: Connections, queue: Keys) -> RedisQueue:
+    """Return the queue as worker w1 sees it."""
+    link = Link(connections.commands, connections.command_timeout_s)
+    return RedisQueue(link, connections.blocking, queue, worker_id="w1", lease_s=1.5, max_strikes=3)
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ async def ask(client: AsyncClient) -> None:
     assert_type(await client.submit("…", request_id="order-42", priority=0), str)
     assert_type(await client.status("order-42"), RequestStatus)
     assert_type(await client.cancel("order-42", tenant="acme"), RequestState)
+    assert_type(await client.finish_now("order-42", tenant="acme"), RequestState)
 
 
 async def read(client: AsyncClient) -> None:
@@ -102,6 +103,7 @@ def ask_blocking() -> None:
             assert_type(outcome, Completion | RequestError | RequestTimeout)
         assert_type(client.status("x"), RequestStatus)
         assert_type(client.cancel("x"), RequestState)
+        assert_type(client.finish_now("x"), RequestState)
 
 
 async def make() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.errors import ErrorCode, error_for
@@ -153,3 +155,25 @@ def test_a_refusal_says_nothing_of_the_prompt() -> None:
     seq.answer(request("Hi", prompt_logprobs=0, echo=True), "y", "characters")
     seq.refuse(error_for(ErrorCode.INVALID_REQUEST, "no"))
     assert (end(seq).text, end(seq).prompt_logprobs) == ("", None)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOPPED_EARLY, FinishReason.DEADLINE])
+def test_an_early_end_keeps_what_was_said(reason: FinishReason) -> None:
+    """No further token comes, the count is that of the tokens, and it is no error."""
+    seq = sequence()
+    seq.answer(request(), "abcdef", "characters")
+    seq.num_emitted = 2
+    seq.stop_early(reason)
+    terminal = end(seq)
+    assert seq.is_done
+    assert (terminal.finish_reason, terminal.error_code) == (reason, None)
+    assert terminal.usage is not None
+    assert terminal.usage.completion_tokens == 2
+
+
+def test_a_deadline_counts_from_the_clock_of_redis() -> None:
+    """What was over at the grant is overdue, whatever this machine's clock says."""
+    assert not sequence().is_overdue
+    late = replace(sequence().grant, deadline_ms=1500)
+    assert FakeSequence(late, "w1").is_overdue
+    assert not FakeSequence(replace(late, deadline_ms=90_000), "w1").is_overdue

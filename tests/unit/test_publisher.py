@@ -10,7 +10,7 @@ from headrace.errors import TransportError
 from headrace.functions import EmitOutcome
 from headrace_worker.backoff import Backoff
 from headrace_worker.serving.pressure import Pressure
-from headrace_worker.serving.publisher import Publisher
+from headrace_worker.serving.publisher import FINISHES_AT_A_TIME, Publisher
 from headrace_worker.serving.request import LENGTH_REACHED, Phase
 from support.serving_parts import Books
 from support.waiting import eventually_async
@@ -81,6 +81,18 @@ async def test_an_end_takes_its_tokens_along_at_once(press: Press) -> None:
     assert request.phase is Phase.FINISHED
 
 
+async def test_many_ends_at_once_do_not_run_out_of_connections(press: Press) -> None:
+    """Two hundred requests end in one step: a flush finishes some, the next ones the others."""
+    for number in range(200):
+        request = press.books.running(f"r{number}")
+        press.books.say(request, 0)
+        press.books.ledger.end(request, LENGTH_REACHED)
+    await press.flush()
+    assert len(press.books.queue.ended) == FINISHES_AT_A_TIME
+    await press.publisher.flush_everything()
+    assert len(press.books.queue.ended) == 200
+
+
 @pytest.mark.parametrize("outcome", [EmitOutcome.FENCED, EmitOutcome.DONE, EmitOutcome.GONE])
 async def test_a_refused_emit_drops_and_aborts(press: Press, outcome: EmitOutcome) -> None:
     """Another holder, an end, or nothing at all: the engine stops in its next step."""
@@ -100,6 +112,16 @@ async def test_a_cancel_is_learnt_from_the_emit(press: Press) -> None:
     await press.flush()
     assert press.books.aborted == [request.seq_id]
     assert press.books.queue.ended["r1"].finish_reason == "cancelled"
+
+
+async def test_an_emit_that_is_answered_with_a_finish_ends_the_request(press: Press) -> None:
+    """A client wants what there is: it is published with the text, and is no error."""
+    request = press.books.running()
+    press.books.say(request, 0)
+    press.books.queue.emit_script = [EmitOutcome.FINISH]
+    await press.flush()
+    assert press.books.aborted == [request.seq_id]
+    assert press.books.queue.ended["r1"].finish_reason == "stopped_early"
 
 
 async def test_a_gap_is_filled_from_its_offset(press: Press) -> None:

@@ -57,6 +57,8 @@ def test_every_call_has_its_function() -> None:
             calls.release(KEYS, worker_id="w", held=[]),
             calls.reap(KEYS, worker_id="w", lease_ms=1, count=1),
             calls.cancel(KEYS, tenant="t", request_id="r"),
+            calls.finish_now(KEYS, tenant="t", request_id="r"),
+            calls.wishes(KEYS, worker_id="w", held=[]),
             calls.status(KEYS, tenant="t", request_id="r"),
             calls.heartbeat(KEYS, worker_id="w", info={}, ttl_ms=1),
             calls.janitor(KEYS, worker_id="w", count=1),

@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from headrace.functions import Held
 from headrace.keys import Keys
 from headrace_worker.backoff import Backoff, redis_backoff
 from headrace_worker.engine.messages import AbortSequences, SetPaused
@@ -32,7 +33,7 @@ from headrace_worker.serving.supervisor import Supervisor
 from headrace_worker.serving.tokenizer import VOCABULARY_FILE, Tokenizer
 from headrace_worker.serving.tokenizer_store import tokenizer_folder
 from headrace_worker.settings import WorkerSettings
-from headrace_worker.transport.control import ControlListener
+from headrace_worker.transport.control import LOOK_EVERY_S, ControlListener
 from headrace_worker.transport.heartbeat import Heart
 from headrace_worker.transport.housekeeping import REAPS_PER_LEASE, Housekeeper, repeat
 from headrace_worker.transport.lease import LeaseKeeper
@@ -195,10 +196,14 @@ def make_chores(
 ) -> list[Coroutine[Any, Any, None]]:
     """Return what runs beside the flow of requests: leases, heartbeat, reaping, hints."""
     keys, who, lease_s = Keys(settings.queue), settings.worker_id, settings.lease_ttl
+
+    def held() -> list[Held]:
+        return [request.held for request in parts.ledger.requests]
+
     leases = LeaseKeeper(
         queue,
         lease_s=lease_s,
-        held=lambda: [request.held for request in parts.ledger.requests],
+        held=held,
         may_renew=lambda: watch.is_alive(time.monotonic()),
         on_lost=parts.service.lost,
     )
@@ -217,10 +222,12 @@ def make_chores(
     housekeeper = Housekeeper(
         link, keys, worker_id=who, lease_s=lease_s, max_strikes=settings.max_strikes
     )
+    listener = ControlListener(blocking, keys, queue, held=held, on_wish=parts.service.heed)
     return [
         leases.run(),
         heart.run(),
         repeat(lease_s / REAPS_PER_LEASE, housekeeper.reap),
         repeat(lease_s, housekeeper.clean_up),
-        ControlListener(blocking, keys, parts.service.cancel).run(),
+        listener.run(),
+        repeat(LOOK_EVERY_S, listener.look_at_all),
     ]

@@ -12,7 +12,7 @@ from headrace.cli.doctor import doctor
 from headrace.cli.exits import EXIT_CODES_HELP, exit_code_of
 from headrace.cli.generate import generate
 from headrace.cli.pull import pull
-from headrace.cli.requests import attach, cancel, enqueue, status
+from headrace.cli.requests import attach, cancel, enqueue, finish, status
 from headrace.cli.run_batch import run_batch
 from headrace.cli.variables import check_variables
 from headrace.cli.worker import worker
@@ -41,6 +41,7 @@ app.command()(enqueue)
 app.command()(attach)
 app.command()(status)
 app.command()(cancel)
+app.command()(finish)
 app.add_typer(dlq.app, name="dlq")
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},

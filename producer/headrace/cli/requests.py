@@ -1,4 +1,4 @@
-"""``headrace enqueue``, ``attach``, ``status`` and ``cancel``: one request at a time."""
+"""``headrace enqueue``, ``attach``, ``status``, ``cancel``, ``finish``: one request at a time."""
 
 from __future__ import annotations
 
@@ -121,6 +121,18 @@ def cancel(
         raise typer.Exit(run(_cancel(place, request_id)))
 
 
+def finish(
+    request_id: RequestId,
+    *,
+    redis_url: options.RedisUrl = None,
+    queue: options.Queue = options.DEFAULT_QUEUE,
+    tenant: options.Tenant = options.DEFAULT_TENANT,
+) -> None:
+    """End a request with its text so far, which stays readable; no error for its readers."""
+    with served(redis_url, queue, tenant) as place:
+        raise typer.Exit(run(_finish(place, request_id)))
+
+
 async def _enqueue(place: Place, prompt: str | None, request: RequestOptions) -> ExitCode:
     async with place.client() as client:
         render.write_result(await client.submit(prompt, **request))
@@ -142,7 +154,15 @@ async def _attach(place: Place, request_id: str, after: int, timeout_s: float) -
 
 async def _cancel(place: Place, request_id: str) -> ExitCode:
     async with place.client() as client:
-        state = await client.cancel(request_id)
+        return _say_end(request_id, await client.cancel(request_id))
+
+
+async def _finish(place: Place, request_id: str) -> ExitCode:
+    async with place.client() as client:
+        return _say_end(request_id, await client.finish_now(request_id))
+
+
+def _say_end(request_id: str, state: RequestState) -> ExitCode:
     said = "will end at its next token" if state is RequestState.RUNNING else f"is {state}"
     render.say(f"request {request_id} {said}")
     return ExitCode.OK

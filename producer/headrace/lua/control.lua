@@ -1,18 +1,48 @@
--- cancel, status, depth: what a client or an operator asks of a request and of the queue.
+-- cancel, finish_now, wishes, status, depth: what a client or an operator asks of a request and of
+-- the queue.
+
+-- A hint, no more than the name of a request: its holder looks what is wanted. Without it, the
+-- holder learns from its next emit, or when it looks by itself.
+local function tell_holder(q, r)
+  redis.call('PUBLISH', control_channel(q), reference(r.tenant, r.id))
+end
+
+-- End a request at once when nobody holds it, else raise a flag for the holder. The flag has the
+-- name of a field that load_request reads.
+local function ask_to_end(q, tenant, id, flag, ending)
+  local r = load_request(q, tenant, id)
+  if not r then return false end
+  if r.state == 'queued' then
+    conclude(q, r, now_ms(), ending())
+  elseif r.state == 'running' and not r[flag] then
+    redis.call('HSET', r.key, flag, 1)
+    tell_holder(q, r)
+  end
+  return r.state
+end
 
 -- ARGV: tenant, request id. Reply: the state afterwards, or nil when the request is not known.
 local function cancel(keys, args)
-  local q = keys[1]
-  local r = load_request(q, args[1], args[2])
-  if not r then return false end
-  if r.state == 'queued' then
-    conclude(q, r, now_ms(), cancelled())
-  elseif r.state == 'running' and not r.cancel then
-    redis.call('HSET', r.key, 'cancel', 1)
-    -- A hint: without it, the holder learns from its next emit.
-    redis.call('PUBLISH', control_channel(q), reference(r.tenant, r.id))
-  end
-  return r.state
+  return ask_to_end(keys[1], args[1], args[2], 'cancel', cancelled)
+end
+
+-- ARGV and reply as for cancel.
+local function finish_now(keys, args)
+  return ask_to_end(keys[1], args[1], args[2], 'finish', stopped_early)
+end
+
+-- ARGV: worker, then held requests
+-- Reply: for each that the worker does hold {tenant, request id, epoch, "CANCEL" or "FINISH" or '',
+--        priority}
+local function wishes(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  local told = {}
+  each_held(q, worker, args, 2, function(r)
+    if not r then return end
+    local ending = r.cancel and 'CANCEL' or r.finish and 'FINISH' or ''
+    told[#told + 1] = { r.tenant, r.id, r.epoch, ending, r.lane }
+  end)
+  return told
 end
 
 -- ARGV: tenant, request id. Reply: the fields below in this order, nil for what is absent.
@@ -30,5 +60,7 @@ local function depth(keys)
 end
 
 register('cancel', cancel, FREEING)
+register('finish_now', finish_now, FREEING)
+register('wishes', wishes, READING)
 register('status', status, READING)
 register('depth', depth, READING)

@@ -72,6 +72,11 @@ class Ledger:
         """Return a request that is ours."""
         return self._requests.get((tenant, request_id))
 
+    def holding(self, held: Held) -> InFlight | None:
+        """Return the request of this very grant, if it is still ours."""
+        request = self.find(held.tenant, held.request_id)
+        return request if request is not None and request.held == held else None
+
     @property
     def num_unacknowledged(self) -> int:
         """Tokens that exist only in this process."""
@@ -199,8 +204,8 @@ class Ledger:
 
         The queue forgets a lease with the finish, and a renewal may tell us so first.
         """
-        request = self.find(held.tenant, held.request_id)
-        if request is not None and request.held == held and request.is_generating:
+        request = self.holding(held)
+        if request is not None and request.is_generating:
             self.drop(request, "lease lost")
 
     async def release(self, requests: Sequence[InFlight], *, strike: bool) -> None:

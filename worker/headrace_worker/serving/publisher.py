@@ -18,7 +18,7 @@ from headrace_worker.serving.outbox import Slice
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.reporting import Reporter
-from headrace_worker.serving.request import CANCELLED, InFlight, Phase
+from headrace_worker.serving.request import CANCELLED, STOPPED_EARLY, InFlight, Phase
 
 
 class Publisher:
@@ -100,6 +100,8 @@ class Publisher:
             self._report.rolled_back(request, reply.offset)
         elif reply.outcome is EmitOutcome.CANCEL:
             self._ledger.end(request, CANCELLED)
+        elif reply.outcome is EmitOutcome.FINISH:
+            self._ledger.end(request, STOPPED_EARLY)
 
     async def _wait_until_due(self) -> None:
         while True:

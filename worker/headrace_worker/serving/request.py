@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.errors import ErrorCode
-from headrace.functions import Grant, Held
+from headrace.functions import Grant, Held, WishedEnd
 from headrace.types import FinishReason, RequestState, Timings, TokenLogprob, Usage
 from headrace_worker.serving.intake import PreparedRequest
 from headrace_worker.serving.outbox import Outbox
@@ -73,6 +73,7 @@ CANCELLED = End(
 )
 DEADLINE_PASSED = End(RequestState.FINISHED, FinishReason.DEADLINE)
 STOPPED_EARLY = End(RequestState.FINISHED, FinishReason.STOPPED_EARLY)
+END_OF_WISH = {WishedEnd.CANCEL: CANCELLED, WishedEnd.FINISH: STOPPED_EARLY}
 SCORES_MISSING = End.failed(
     ErrorCode.ENGINE_FAILURE, "the engine finished without all of the prompt's logprobs"
 )

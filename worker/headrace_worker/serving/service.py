@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.errors import ErrorCode, TransportError
-from headrace.functions import Grant, Held
+from headrace.functions import Grant, Held, Wish
 from headrace_worker.engine.messages import (
     EngineReady,
     SequenceFailure,
@@ -36,7 +36,7 @@ from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.publisher import Publisher
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import (
-    CANCELLED,
+    END_OF_WISH,
     LENGTH_REACHED,
     STOPPED,
     End,
@@ -152,10 +152,12 @@ class Service:
         with suppress(TransportError):
             await self._tell_dead_letters(struck)
 
-    def cancel(self, tenant: str, request_id: str) -> None:
-        """End a request that somebody cancelled, if it is here."""
-        if (request := self._ledger.find(tenant, request_id)) is not None:
-            self._ledger.end(request, CANCELLED)
+    def heed(self, wish: Wish) -> None:
+        """Do what a client wants of a request, if it is still here."""
+        if (request := self._ledger.holding(wish.held)) is None:
+            return
+        if wish.end is not None:
+            self._ledger.end(request, END_OF_WISH[wish.end])
             self._publisher.notify()
 
     def lost(self, held: Held) -> None:

@@ -19,6 +19,7 @@ from headrace.functions import (
     Grant,
     Held,
     QueueDepth,
+    Wish,
 )
 from headrace.keys import Keys
 from headrace.protocol import (
@@ -146,6 +147,12 @@ class RedisQueue:
                 strike=strike,
                 max_strikes=self._max_strikes,
             )
+        )
+
+    async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
+        """Return what clients want of those that are ours."""
+        return await self._link.run(
+            functions.wishes(self._keys, worker_id=self._worker_id, held=held)
         )
 
     async def status(self, held: Held) -> RequestStatus | None:

@@ -1,0 +1,69 @@
+"""What both clients can do to a request that waits or runs, beside cancelling it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace import FinishReason, RequestNotFound, RequestState
+from headrace.keys import Keys
+from headrace.testing import FakeWorker
+from support.any_client import AnyClient
+from support.queue_driver import QueueDriver
+
+SLOW_S = 0.005  # a token of the fake worker
+
+
+async def test_finishing_now_brings_the_text_so_far(
+    any_client: AnyClient, redis_url: str, queue: Keys
+) -> None:
+    """The reader gets a completion, not an error, and it holds what the chunks held."""
+    with FakeWorker(redis_url, queue=queue.queue, token_delay_s=SLOW_S):
+        async with any_client.stream("x" * 5000, request_id="r1", max_tokens=5000) as stream:
+            chunks = aiter(stream)
+            first = await anext(chunks)
+            assert await any_client.finish_now("r1") in (
+                RequestState.RUNNING,
+                RequestState.FINISHED,
+            )
+            said = first.text + "".join([chunk.text async for chunk in chunks])
+    answer = stream.completion
+    assert answer.finish_reason is FinishReason.STOPPED_EARLY
+    assert answer.text == said
+    assert answer.usage.completion_tokens == len(answer.token_ids) == len(said) < 5000
+
+
+async def test_finishing_a_queued_request_brings_an_empty_answer(any_client: AnyClient) -> None:
+    """Nobody has run it, so there is nothing to say, and no error either."""
+    await any_client.submit("Hi", request_id="r1")
+    assert await any_client.finish_now("r1") is RequestState.FINISHED
+    async with any_client.attach("r1") as stream:
+        answer = await stream.read()
+    assert (answer.text, answer.token_ids) == ("", ())
+    assert answer.finish_reason is FinishReason.STOPPED_EARLY
+
+
+async def test_finishing_acts_on_all_answers_of_a_group(
+    any_client: AnyClient, driver: QueueDriver
+) -> None:
+    """Each of n answers ends where it is; one that had ended stays as it is."""
+    await any_client.submit("abc", n=2, request_id="r1")
+    driver.finish(driver.grant())
+    assert await any_client.finish_now("r1") is RequestState.FINISHED
+    reasons = [driver.status(f"r1/{i}").finish_reason for i in range(2)]
+    assert reasons == [FinishReason.STOP, FinishReason.STOPPED_EARLY]
+
+
+async def test_an_unknown_request_is_not_found(any_client: AnyClient) -> None:
+    """A request that the queue never heard of cannot be controlled."""
+    with pytest.raises(RequestNotFound, match="'never'"):
+        await any_client.finish_now("never")
+
+
+async def test_a_deadline_brings_the_text_so_far(
+    any_client: AnyClient, redis_url: str, queue: Keys
+) -> None:
+    """The best answer by then: a completion with the reason deadline."""
+    with FakeWorker(redis_url, queue=queue.queue, token_delay_s=SLOW_S):
+        answer = await any_client.generate("x" * 5000, ttl=0.2, max_tokens=5000)
+    assert answer.finish_reason is FinishReason.DEADLINE
+    assert 0 < len(answer.text) < 5000
