@@ -134,13 +134,16 @@ def release(
     worker_id: str,
     held: Sequence[Held],
     strike: bool = False,
+    cause: str = "",
     max_strikes: int = MAX_STRIKES,
 ) -> Call[int]:
     """Hand requests back, claimable at once and before newer ones; the reply counts them.
 
-    ``strike`` is for an engine that died while its transport lives: as if the holder had vanished.
+    ``strike`` is for an engine that died while its transport lives, of the cause: as if the holder
+    had vanished, but with all that it made in the log.
     """
-    args = (worker_id, int(strike), max_strikes, *_flat(held))
+    flag: Arg = f"1 {cause}" if strike and cause else int(strike)
+    args = (worker_id, flag, max_strikes, *_flat(held))
     return Call("release", keys.base, args, int)
 
 

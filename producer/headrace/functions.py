@@ -40,6 +40,7 @@ from headrace.errors import TransportError
 from headrace.replies import (
     ClaimReply,
     DeadLetter,
+    Death,
     EmitItem,
     EmitOutcome,
     EmitReply,
@@ -62,6 +63,7 @@ __all__ = [
     "Call",
     "ClaimReply",
     "DeadLetter",
+    "Death",
     "EmitItem",
     "EmitOutcome",
     "EmitReply",
@@ -109,6 +111,7 @@ _PARTS = (
     "library",
     "lane",
     "request",
+    "strikes",
     "enqueue",
     "turns",
     "claim",

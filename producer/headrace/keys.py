@@ -70,7 +70,7 @@ class Keys:
         return f"{self.base}:stats"
 
     def worker(self, worker_id: str) -> str:
-        """Hash with TTL: heartbeat, last claim's nonce and grants."""
+        """Hash with TTL: heartbeat, lease, last claim's nonce and grants."""
         return f"{self.base}:worker:{worker_id}"
 
     @property
@@ -87,6 +87,11 @@ class Keys:
     def sweep(self) -> str:
         """String with TTL: the worker that reaps now."""
         return f"{self.base}:sweep"
+
+    @property
+    def isolator(self) -> str:
+        """String with TTL: the worker that runs empty for suspects."""
+        return f"{self.base}:isolator"
 
     @property
     def wake(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from headrace.replies import (
     ClaimReply,
     DeadLetter,
+    Death,
     EmitOutcome,
     EmitReply,
     EnqueueOutcome,
@@ -131,7 +132,7 @@ def parse_depth(reply: Any) -> QueueDepth:
 
 
 def parse_dead(reply: Any) -> tuple[DeadLetter, ...]:
-    """Read ``[[entry id, tenant, request id, reason, strikes, worker, bytes], …]``."""
+    """Read ``[[entry id, tenant, request id, reason, strikes, worker, bytes, deaths], …]``."""
     return tuple(
         DeadLetter(
             entry_id=_text(entry_id),
@@ -141,8 +142,22 @@ def parse_dead(reply: Any) -> tuple[DeadLetter, ...]:
             strikes=int(strikes),
             worker_id=_text(worker_id),
             payload_bytes=int(payload_bytes),
+            evidence=tuple(_death(death) for death in deaths),
         )
-        for entry_id, tenant, name, reason, strikes, worker_id, payload_bytes in reply
+        for entry_id, tenant, name, reason, strikes, worker_id, payload_bytes, deaths in reply
+    )
+
+
+def _death(item: Any) -> Death:
+    worker_id, epoch, granted_tokens, num_tokens, was_alone, at_ms, cause = item
+    return Death(
+        worker_id=_text(worker_id),
+        epoch=int(epoch),
+        granted_tokens=int(granted_tokens),
+        num_tokens=int(num_tokens),
+        was_alone=int(was_alone) == 1,
+        at_ms=int(at_ms),
+        cause=_text(cause),
     )
 
 

@@ -172,6 +172,19 @@ class QueueDepth:
 
 
 @dataclass(frozen=True, slots=True)
+class Death:
+    """One holder of a request that vanished."""
+
+    worker_id: str
+    epoch: int  # of its grant, >= 1
+    granted_tokens: int  # tokens in the log at the grant
+    num_tokens: int  # the same when it vanished; what is between is progress
+    was_alone: bool  # the worker ran nothing else
+    at_ms: int  # Unix time by Redis's clock
+    cause: str  # exit signal or status, or an exception without what it quotes
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A request that took down the worker that ran it alone."""
 
@@ -182,3 +195,4 @@ class DeadLetter:
     strikes: int
     worker_id: str  # the last one that held it
     payload_bytes: int
+    evidence: tuple[Death, ...] = ()  # the last deaths, oldest first

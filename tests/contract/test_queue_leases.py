@@ -21,8 +21,49 @@ def test_a_renewed_lease_is_not_taken_back(driver: QueueDriver) -> None:
     for _ in range(20):
         eventually(lambda: _idle_ms(driver.client, lane) >= 5)
         assert driver.renew(grant) == ()
-        assert driver.reap(lease_ms=500).requeued == ()
+        assert driver.reap_after(500).requeued == ()
     assert (driver.status().epoch, driver.status().strikes) == (1, 0)
+
+
+def test_a_sweep_goes_by_the_lease_of_the_holder(driver: QueueDriver) -> None:
+    """A worker with a short lease strikes nobody whose own lease is long."""
+    driver.enqueue("long")
+    driver.claim("patient", lease_ms=60_000)
+    driver.enqueue("short")
+    driver.claim("hasty", lease_ms=20)
+    driver.heartbeat("patient")
+    found = eventually(lambda: driver.reap("hasty", lease_ms=20).requeued)
+    assert [ref.request_id for ref in found] == ["short"]
+    assert (driver.status("long").owner, driver.status("long").strikes) == ("patient", 0)
+
+
+def test_a_renewal_tells_the_lease_again(driver: QueueDriver, client: Redis) -> None:
+    """A worker whose hash was lost is judged by what it said last, not by the sweeper's lease."""
+    driver.enqueue()
+    grant = driver.grant()
+    client.delete(driver.keys.worker("w1"))
+    driver.renew(grant)
+    eventually(lambda: _idle_ms(client, driver.keys.lane(5, "acme")) >= 5)
+    assert driver.reap(lease_ms=1).requeued == ()
+    assert client.pttl(driver.keys.worker("w1")) > 0
+
+
+def test_a_holder_of_which_nothing_is_known_is_judged_by_the_sweeper(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """Its hash ended four leases after its last heartbeat: its requests go on elsewhere."""
+    driver.enqueue()
+    driver.grant()
+    client.delete(driver.keys.worker("w1"))
+    assert eventually(lambda: driver.reap(lease_ms=20).requeued)
+
+
+def test_a_short_lease_does_not_wait_for_the_turn_of_a_long_one(driver: QueueDriver) -> None:
+    """The sweep of a worker with a lease of a minute blocks nobody with one of a second."""
+    driver.reap("patient", lease_ms=60_000)
+    driver.enqueue()
+    driver.claim("hasty", lease_ms=20)
+    assert eventually(lambda: driver.reap("other", lease_ms=20).requeued, timeout_s=1)
 
 
 def test_renewing_does_not_count_as_a_delivery(driver: QueueDriver, client: Redis) -> None:

@@ -39,7 +39,7 @@ def test_waiting_requests_are_not_swept(driver: QueueDriver) -> None:
     driver.release(driver.grant())
     driver.enqueue("new")
     driver.claim(free_tokens=1)  # too small for either: both have been looked at
-    assert driver.reap(lease_ms=1).requeued == ()
+    assert driver.reap_after(1).requeued == ()
     assert {g.strikes for g in driver.claim().grants} == {0}
 
 
@@ -48,8 +48,8 @@ def test_one_worker_sweeps_at_a_time(driver: QueueDriver) -> None:
     driver.enqueue()
     driver.grant()
     driver.reap("w8", lease_ms=40_000)
-    assert driver.reap("w9", lease_ms=1).requeued == ()
-    assert eventually(lambda: driver.reap("w8", lease_ms=1).requeued)
+    assert driver.reap_after(40_000, "w9").requeued == ()
+    assert eventually(lambda: driver.reap_after(1, "w8").requeued)
 
 
 def test_eight_sweepers_of_many_lapsed_leases_grant_each_epoch_once(driver: QueueDriver) -> None:
@@ -63,7 +63,7 @@ def test_eight_sweepers_of_many_lapsed_leases_grant_each_epoch_once(driver: Queu
     def take(worker: str) -> list[Grant]:
         grants: list[Grant] = []
         while driver.depth().queued or driver.status("r199").owner == "gone":
-            driver.reap(worker, lease_ms=200, count=40)
+            driver.reap_after(200, worker, count=40)
             grants += driver.claim(worker, free_seqs=25).grants
             driver.renew(*grants, worker_id=worker)
         return grants
@@ -80,7 +80,7 @@ def test_a_sweep_takes_small_bites_and_goes_on_where_it_stopped(driver: QueueDri
     for number in range(30):
         driver.enqueue(f"r{number}", tenant=f"t{number % 6}", priority=number % 10)
     driver.claim(free_seqs=30)
-    eventually(lambda: driver.reap(lease_ms=1, count=4).requeued)
+    eventually(lambda: driver.reap_after(1, count=4).requeued)
     sizes = []
     eventually(lambda: sizes.append(len(_sweep(driver, 4))) or driver.depth().running == 0)
     assert max(sizes) <= 4
@@ -200,7 +200,7 @@ def test_a_broken_lane_does_not_stop_the_sweep(driver: QueueDriver, client: Redi
     driver.enqueue("good", tenant="acme", priority=1)
     driver.claim()
     client.set(driver.keys.lane(0, "broken"), "no stream")
-    found = eventually(lambda: driver.reap(lease_ms=1).requeued)
+    found = eventually(lambda: driver.reap_after(1).requeued)
     assert found == (RequestRef("acme", "good"),)
     client.delete(driver.keys.lane(0, "broken"))
     driver.janitor()
@@ -214,4 +214,4 @@ def _strike(driver: QueueDriver, request_id: str, times: int) -> None:
 
 
 def _sweep(driver: QueueDriver, count: int) -> tuple[RequestRef, ...]:
-    return driver.reap(lease_ms=1, count=count).requeued
+    return driver.reap_after(1, count=count).requeued

@@ -123,10 +123,14 @@ class QueueDriver:
             functions.renew(self.keys, worker_id=worker_id, held=held, lease_ms=LEASE_MS)
         )
 
-    def release(self, *grants: Grant, worker_id: str = "w1", strike: bool = False) -> int:
+    def release(
+        self, *grants: Grant, worker_id: str = "w1", strike: bool = False, cause: str = ""
+    ) -> int:
         """Hand requests back."""
         held = [grant.held for grant in grants]
-        return self.run(functions.release(self.keys, worker_id=worker_id, held=held, strike=strike))
+        return self.run(
+            functions.release(self.keys, worker_id=worker_id, held=held, strike=strike, cause=cause)
+        )
 
     def reap(self, worker_id: str = "w9", lease_ms: int = LEASE_MS, count: int = 100) -> ReapReply:
         """Sweep once."""
@@ -134,12 +138,18 @@ class QueueDriver:
             functions.reap(self.keys, worker_id=worker_id, lease_ms=lease_ms, count=count)
         )
 
+    def reap_after(self, lease_ms: int, worker_id: str = "w9", count: int = 100) -> ReapReply:
+        """Sweep as if all leases were so long, whatever the workers said."""
+        for key in self.client.scan_iter(f"{self.keys.worker('*')}"):
+            self.client.hset(key, "_lease_ms", lease_ms)
+        return self.reap(worker_id, lease_ms, count)
+
     def let_leases_lapse(self) -> ReapReply:
         """Sweep as if leases lasted 1 ms, until nobody holds anything; returns what was found."""
         replies: list[ReapReply] = []
 
         def sweep() -> bool:
-            replies.append(self.reap(lease_ms=1))
+            replies.append(self.reap_after(1))
             return self.depth().running == 0
 
         eventually(sweep)

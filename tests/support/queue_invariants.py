@@ -21,7 +21,7 @@ class StoredRequest:
 
     tenant: str
     request_id: str
-    fields: dict[str, str]  # without the payload
+    fields: dict[str, str]  # without what is msgpack
     payload_bytes: int
 
 
@@ -101,6 +101,7 @@ def _read(client: redis.Redis, key: bytes) -> StoredRequest:
     _, _, tenant, request_id = key.decode().split(":", 3)
     raw: Any = client.hgetall(key)
     payload = raw.pop(b"payload", b"")
+    raw.pop(b"evidence", None)  # msgpack, too
     fields = {name.decode(): value.decode() for name, value in raw.items()}
     return StoredRequest(tenant, request_id, fields, len(payload))
 
@@ -112,5 +113,5 @@ def _holders(client: redis.Redis, lane: str) -> dict[str, str | None]:
     pending: Any = client.xpending_range(lane, GROUP, "-", "+", 10_000)
     for item in pending:
         consumer = item["consumer"].decode()
-        holders[item["message_id"].decode()] = None if consumer == "_requeued" else consumer
+        holders[item["message_id"].decode()] = None if consumer.startswith("_") else consumer
     return holders

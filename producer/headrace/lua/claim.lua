@@ -8,22 +8,32 @@
 local MAX_CLOSED = 256 -- expired or broken entries put away in one call
 local MAX_GRANTS = 256
 local MAX_REPLY_BYTES = 8 * 1024 * 1024 -- payloads in one reply, but for the last
+local LEAST_ISOLATION_MS = 5000 -- well above the time between two claims of an idle worker
 
--- Read the head of a lane without granting it: what was handed back first, else the next new entry,
--- which then waits among those handed back. So a request that does not fit keeps its place.
--- Returns nil and no error when nothing is there.
-local function head(key)
-  local pending = redis.pcall('XPENDING', key, GROUP, '-', '+', 1, REQUEUED)
+-- The first entry that waits in a place of a lane, or nil; and what is wrong with the lane, if it is.
+local function first_waiting(key, place)
+  local pending = redis.pcall('XPENDING', key, GROUP, '-', '+', 1, place)
   if pending.err and pending.err:find('NOGROUP', 1, true) then
     ensure_group(key)
-    pending = {}
+    return nil
   end
   if pending.err then return nil, pending.err end
-  if pending[1] then
-    local id = pending[1][1]
-    local entry = redis.call('XRANGE', key, id, id)[1]
-    return entry and read_entry(entry) or { id = id }
+  if not pending[1] then return nil end
+  local id = pending[1][1]
+  local entry = redis.call('XRANGE', key, id, id)[1]
+  return entry and read_entry(entry) or { id = id }
+end
+
+-- Read the head of a lane without granting it: a suspect if they are wanted, else what was handed
+-- back, else the next new entry, which then waits among those handed back. So a request that does
+-- not fit keeps its place. Returns nil and no error when nothing is there.
+local function head(key, takes_suspects)
+  if takes_suspects then
+    local entry, fault = first_waiting(key, SUSPECTS)
+    if entry or fault then return entry, fault end
   end
+  local entry, fault = first_waiting(key, REQUEUED)
+  if entry or fault then return entry, fault end
   local read = redis.call('XREADGROUP', 'GROUP', GROUP, REQUEUED, 'COUNT', 1, 'STREAMS', key, '>')
   if not read then return nil end
   return read_entry(read[1][2][1])
@@ -47,10 +57,6 @@ local function put_away(q, lane, tenant, entry, r, now)
   return true
 end
 
--- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs
--- empty, takes it, and takes nothing else until it is over.
-local function is_suspect(r, max_strikes) return r.strikes > 0 and r.strikes >= max_strikes - 1 end
-
 local function fits(r, room, num_grants)
   if is_suspect(r, room.max_strikes) then
     return num_grants == 0 and room.free_tokens == room.total_tokens
@@ -58,10 +64,23 @@ local function fits(r, room, num_grants)
   return math.min(r.cost, room.total_tokens) <= room.free_tokens
 end
 
+-- One worker at a time runs empty for suspects, so that the others can go on. Its turn ends when it
+-- has not met one for a while.
+local function isolates(q, worker)
+  local isolator = redis.call('GET', isolator_key(q))
+  return not isolator or isolator == worker
+end
+
+local function take_isolation(q, worker, lease_ms)
+  if not isolates(q, worker) then return end
+  redis.call('SET', isolator_key(q), worker, 'PX', math.max(lease_ms, LEAST_ISOLATION_MS))
+end
+
 local function grant(q, r, worker, now, alone)
   hand_to(q, r, worker) -- the lease begins here
   r.epoch = redis.call('HINCRBY', r.key, 'epoch', 1)
-  redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'alone', alone and 1 or 0)
+  redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'alone', alone and 1 or 0,
+    'granted_tokens', r.num_tokens)
   count(q, 'queued', r.lane, r.tenant, -1)
   count(q, 'running', r.lane, r.tenant, 1)
   take_turn(q, r, now)
@@ -98,8 +117,7 @@ local function remember_grants(q, worker, nonce, grants, lease_ms)
   local items = {}
   for i, item in ipairs(grants) do items[i] = { item[1], item[2], item[3] } end
   redis.call('HSET', key, '_nonce', nonce, '_grants', cmsgpack.pack(items))
-  -- The heartbeat sets the time to live; until the first one, the answer is kept long enough.
-  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, lease_ms * 4) end
+  note_lease(q, worker, lease_ms)
 end
 
 local function runs_suspect(q, worker)
@@ -113,7 +131,7 @@ end
 -- The request at the head of a lane, or nil when it was put away or cannot be read.
 local function head_request(q, lane, tenant, now, seen)
   local key = lane_key(q, lane, tenant)
-  local entry, fault = head(key)
+  local entry, fault = head(key, seen.takes_suspects)
   if fault then seen.faults[#seen.faults + 1] = key end
   if not entry then
     seen.unreadable[key] = true
@@ -121,6 +139,10 @@ local function head_request(q, lane, tenant, now, seen)
   end
   local r = entry.request_id and load_request(q, tenant, entry.request_id)
   if put_away(q, lane, tenant, entry, r, now) then return nil end
+  if is_suspect(r, seen.max_strikes) and not seen.takes_suspects then
+    hand_to(q, r, SUSPECTS)
+    return nil
+  end
   return r
 end
 
@@ -147,8 +169,9 @@ local function grant_what_fits(q, worker, room, seen, now)
   local grants, num_bytes = {}, 0
   while #grants < room.free_seqs do
     local r = next_request(q, now, seen)
+    local suspect = r and is_suspect(r, room.max_strikes)
+    if suspect then take_isolation(q, worker, room.lease_ms) end
     if not r or not fits(r, room, #grants) then break end
-    local suspect = is_suspect(r, room.max_strikes)
     grant(q, r, worker, now, suspect)
     grants[#grants + 1] = describe(r, now)
     room.free_tokens = room.free_tokens - math.min(r.cost, room.total_tokens)
@@ -166,21 +189,43 @@ local function grant_what_fits(q, worker, room, seen, now)
   return grants
 end
 
+local function new_search(takes_suspects, max_strikes)
+  return {
+    takes_suspects = takes_suspects, max_strikes = max_strikes,
+    exhausted = {}, unreadable = {}, first = {}, faults = {},
+  }
+end
+
+-- Reply: the grants, and how the search for them went.
+local function search(q, worker, room, now)
+  local max_strikes, is_empty = room.max_strikes, room.free_tokens == room.total_tokens
+  if runs_suspect(q, worker) then
+    take_isolation(q, worker, room.lease_ms)
+    return {}, new_search(false, max_strikes)
+  end
+  local seen = new_search(isolates(q, worker), max_strikes)
+  local grants = grant_what_fits(q, worker, room, seen, now)
+  if #grants == 0 and is_empty and not seen.takes_suspects and not seen.is_cut_short then
+    seen = new_search(true, max_strikes) -- nothing else to do, so suspects do no harm
+    grants = grant_what_fits(q, worker, room, seen, now)
+  end
+  return grants, seen
+end
+
 local function claim(keys, args)
   local q, worker, nonce = keys[1], worker_name(args[1]), args[2]
   local room = {
     free_seqs = math.min(whole('free_seqs', args[3], 1), MAX_GRANTS),
     free_tokens = whole('free_tokens', args[4], 0),
     total_tokens = whole('total_tokens', args[5], 1),
+    lease_ms = whole('lease_ms', args[6], 1),
     max_strikes = whole('max_strikes', args[7], 1),
   }
-  local lease_ms = whole('lease_ms', args[6], 1)
   local now = now_ms()
-  local seen = { exhausted = {}, unreadable = {}, first = {}, faults = {} }
-  local grants = granted_before(q, worker, nonce, now)
+  local grants, seen = granted_before(q, worker, nonce, now), { faults = {} }
   if not grants then
-    grants = runs_suspect(q, worker) and {} or grant_what_fits(q, worker, room, seen, now)
-    if #grants > 0 then remember_grants(q, worker, nonce, grants, lease_ms) end
+    grants, seen = search(q, worker, room, now)
+    if #grants > 0 then remember_grants(q, worker, nonce, grants, room.lease_ms) end
   end
   -- With work left over, the cursor is one that wakes the worker at once.
   return { grants, seen.is_cut_short and '0-0' or wake_cursor(q), seen.faults }

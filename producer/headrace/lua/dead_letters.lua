@@ -1,20 +1,30 @@
 -- Dead letters: list them, play one again, throw them away.
 
+local MAX_LISTED = 100 -- letters read in one call, payloads and all
+
 local function fields_of(entry)
   local fields = {}
   for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
   return fields
 end
 
+-- What is no evidence, because somebody wrote it by hand, is none.
+local function evidence_of(text)
+  local is_read, deaths = pcall(cmsgpack.unpack, text or '')
+  return is_read and type(deaths) == 'table' and deaths or {}
+end
+
 -- ARGV: most, start id or '-'
--- Reply: a list of {entry id, tenant, request id, reason, strikes, worker, payload bytes}
+-- Reply: a list of {entry id, tenant, request id, reason, strikes, worker, payload bytes, deaths};
+--        a death is {worker, epoch, tokens at the grant, tokens at the death, alone, Unix ms, cause}
 local function list_dead(keys, args)
   local most = whole('count', args[1], 1)
-  local found = redis.call('XRANGE', dead_key(keys[1]), args[2], '+', 'COUNT', most)
+  local found = redis.call('XRANGE', dead_key(keys[1]), args[2], '+', 'COUNT', math.min(most, MAX_LISTED))
   local letters = {}
   for i, entry in ipairs(found) do
     local f = fields_of(entry)
-    letters[i] = { entry[1], f.tenant, f.request_id, f.reason, f.strikes, f.worker, #f.payload }
+    letters[i] = { entry[1], f.tenant, f.request_id, f.reason, f.strikes, f.worker, #f.payload,
+      evidence_of(f.evidence) }
   end
   return letters
 end
@@ -36,16 +46,24 @@ local function replay_dead(keys, args)
     lane = tonumber(f.lane), attached = f.attached, result_ttl_ms = tonumber(f.result_ttl_ms),
     epoch = tonumber(f.epoch or 0), -- goes on, so that no write of its first life is ever accepted
   }, digest, now_ms())
-  redis.call('XDEL', dead_key(q), args[1])
+  remove_dead(q, entry)
   return 1
 end
 
 -- ARGV: entry ids, or none for all. Reply: how many were deleted.
 local function purge_dead(keys, args)
-  local key = dead_key(keys[1])
-  if #args == 0 then return redis.call('XTRIM', key, 'MAXLEN', 0) end
-  local deleted = 0
-  for _, id in ipairs(args) do deleted = deleted + redis.call('XDEL', key, id) end
+  local q, deleted = keys[1], 0
+  if #args == 0 then
+    redis.call('HDEL', stats_key(q), 'dead_bytes')
+    return redis.call('XTRIM', dead_key(q), 'MAXLEN', 0)
+  end
+  for _, id in ipairs(args) do
+    local entry = redis.call('XRANGE', dead_key(q), id, id)[1]
+    if entry then
+      remove_dead(q, entry)
+      deleted = deleted + 1
+    end
+  end
   return deleted
 end
 

@@ -8,6 +8,7 @@
 --   turn, turn:<lane>          where the sharing of lanes stands, in weighted tokens; see next_lane
 --   since:<lane>               Unix ms of the lane's last grant, or of its first request since it
 --                              was empty
+--   dead_bytes                 payloads of dead letters
 --   sweep_cursor, janitor_cursor, repair_cursor
 --                              where the next reap, janitor and search for lost entries go on
 

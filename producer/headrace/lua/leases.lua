@@ -18,8 +18,7 @@ end
 -- ARGV: worker, lease ms, then held requests. Reply: those that are lost.
 local function renew(keys, args)
   local q, worker = keys[1], worker_name(args[1])
-  whole('lease_ms', args[2], 1)
-  local lost = {}
+  local lease_ms, lost = whole('lease_ms', args[2], 1), {}
   each_held(q, worker, args, 3, function(r, tenant, id, epoch)
     if r then
       hand_to(q, r, worker)
@@ -27,21 +26,26 @@ local function renew(keys, args)
       lost[#lost + 1] = { tenant, id, tonumber(epoch) }
     end
   end)
+  if #lost * FIELDS_A_HELD < #args - 2 then note_lease(q, worker, lease_ms) end
   return lost
 end
 
--- ARGV: worker, strike 0/1, most strikes, then held requests. Reply: how many were the worker's.
+-- ARGV: worker, strike, most strikes, then held requests. Reply: how many were the worker's.
+-- The strike is 0, 1, or 1 and the cause: "1 killed by signal 9". Whoever tells of one has flushed
+-- all that was made before.
 local function release(keys, args)
   local q, worker = keys[1], worker_name(args[1])
-  local strikes, max_strikes = args[2] == '1', whole('max_strikes', args[3], 1)
+  local is_death, cause = args[2]:match('^(%d) ?(.*)$')
+  local max_strikes = whole('max_strikes', args[3], 1)
+  local death = { worker = worker, max_strikes = max_strikes, unsent = 0, cause = cause }
   local now, released = now_ms(), 0
   each_held(q, worker, args, 4, function(r)
     if not r then return end
     released = released + 1
-    if strikes then
-      strike(q, r, now, worker, max_strikes)
+    if is_death == '1' then
+      strike(q, r, now, death)
     else
-      requeue(q, r, now)
+      requeue(q, r, now, waiting_place(r, max_strikes))
     end
   end)
   if released > 0 then wake(q) end
@@ -106,8 +110,11 @@ local function take_back(q, lane, tenant, entry_id, worker, now, sweep)
   if not r then return close_orphan(q, 'running', lane, tenant, entry) end
   local is_stray = r.entry ~= entry_id or r.lane ~= lane or is_over(r)
   if is_stray then return drop_entry(q, lane, tenant, entry_id) end
-  if r.state == 'queued' then return hand_to(q, r, REQUEUED) end
-  strike(q, r, now, worker, sweep.max_strikes)
+  if r.state == 'queued' then return hand_to(q, r, waiting_place(r, sweep.max_strikes)) end
+  strike(q, r, now, {
+    worker = worker, max_strikes = sweep.max_strikes, unsent = MAX_UNSENT,
+    cause = 'its lease ran out',
+  })
   local list = r.state == 'queued' and sweep.requeued or r.state == 'failed' and sweep.dead
   if list then list[#list + 1] = { tenant, r.id } end
 end
@@ -118,15 +125,26 @@ local function sweep_lane(q, lane, tenant, now, sweep)
   if consumers.err then return end -- no stream, or no group yet; claim reports or repairs it
   for _, consumer in ipairs(consumers) do
     local name, pending = consumer[2], consumer[4]
-    if name ~= REQUEUED and pending > 0 and sweep.left > 0 then
-      local lapsed = redis.call('XPENDING', key, GROUP, 'IDLE', sweep.lease_ms, '-', '+',
-        sweep.left, name)
+    if not is_waiting_place(name) and pending > 0 and sweep.left > 0 then
+      local lease_ms = lease_of(q, name) or sweep.lease_ms
+      local lapsed = redis.call('XPENDING', key, GROUP, 'IDLE', lease_ms, '-', '+', sweep.left, name)
       for _, item in ipairs(lapsed) do
         take_back(q, lane, tenant, item[1], name, now, sweep)
         sweep.left = sweep.left - 1
       end
     end
   end
+end
+
+-- All workers call reap; one sweep per quarter of a lease is enough, of the shortest lease that is
+-- about: nobody waits for the turn of a worker with a longer one.
+local function take_sweep(q, worker, lease_ms)
+  local key, turn = sweep_key(q), math.max(1, math.floor(lease_ms / 4))
+  if redis.call('SET', key, worker, 'NX', 'PX', turn) then return true end
+  if redis.call('GET', key) == worker then return true end
+  if redis.call('PTTL', key) <= turn then return false end
+  redis.call('SET', key, worker, 'PX', turn)
+  return true
 end
 
 -- ARGV: worker, lease ms, most requests to take back, most strikes
@@ -137,10 +155,7 @@ local function reap(keys, args)
     lease_ms = whole('lease_ms', args[2], 1), left = whole('count', args[3], 1),
     max_strikes = whole('max_strikes', args[4], 1), requeued = {}, dead = {},
   }
-  -- All workers call this; one sweep per quarter of a lease is enough.
-  local turn = math.max(1, math.floor(sweep.lease_ms / 4))
-  local mine = redis.call('SET', sweep_key(q), worker, 'NX', 'PX', turn)
-  if not mine and redis.call('GET', sweep_key(q)) ~= worker then return { {}, {}, {} } end
+  if not take_sweep(q, worker, sweep.lease_ms) then return { {}, {}, {} } end
   local now = now_ms()
   local overdue = expire_overdue(q, now, sweep.left)
   walk_lanes(q, 'sweep_cursor', function(lane, tenant)

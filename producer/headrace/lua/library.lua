@@ -19,12 +19,14 @@
 -- 8. Loops are bounded and replies are small; what is left over is for the next call.
 
 local GROUP = 'workers'
-local REQUEUED = '_requeued' -- consumer that holds what was handed back: it goes before new entries
+-- Consumers that hold what waits: what was handed back, which goes before new entries, and suspects.
+local REQUEUED, SUSPECTS = '_requeued', '_suspects'
 local LANES = 10
 local TOMBSTONE = 4 -- a request's hash outlives its token log by this factor
 local LARGEST_TURN = 32768 -- tokens, the most that one grant counts when lanes share
 local RETRY_AFTER_MS = 1000 -- what a client is told to wait when the queue is full
-local MAX_DEAD = 10000 -- dead letters kept, about
+local MAX_DEAD, MAX_DEAD_BYTES = 10000, 64 * 1024 * 1024 -- dead letters kept, and their payloads
+local MAX_REMOVED = 1000 -- dead letters that one call deletes to make room
 local ORPHAN_TTL_MS = 3600000 -- for the token log of a request whose hash is gone
 local CHUNK_FIELD, TERMINAL_FIELD = 'c', 'e'
 local PROTOCOL = 1
@@ -38,6 +40,7 @@ local function stats_key(q) return q .. ':stats' end
 local function workers_key(q) return q .. ':workers' end
 local function deadlines_key(q) return q .. ':deadlines' end
 local function sweep_key(q) return q .. ':sweep' end
+local function isolator_key(q) return q .. ':isolator' end
 local function wake_key(q) return q .. ':wake' end
 local function control_channel(q) return q .. ':ctl' end
 local function dead_key(q) return q .. ':dead' end

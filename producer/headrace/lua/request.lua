@@ -10,7 +10,10 @@
 --   epoch          grants so far; the fencing token
 --   num_tokens     tokens in the log; the next emit must start here
 --   owner          worker that holds it; only while running
---   strikes        holders that vanished
+--   granted_tokens num_tokens at the current grant; what is beyond is progress
+--   strikes        holders that vanished since it last got on
+--   deaths         holders that vanished, in all
+--   evidence       msgpack: the last deaths, see strikes.lua
 --   alone          1 when the current grant was made to an otherwise empty worker
 --   cancel         1 once somebody asked the holder to stop
 --   finish         1 once somebody asked the holder to end it with what there is
@@ -21,13 +24,28 @@
 --                  as in the terminal entry
 --   closed_by      worker that finished it, or _queue; tells a repeated finish from a late one
 
+-- The queue must know how long each worker's leases are: workers may differ. The heartbeat sets the
+-- time to live of the hash; until the first one it lasts long enough.
+local function note_lease(q, worker, lease_ms)
+  local key = worker_key(q, worker)
+  redis.call('HSET', key, '_lease_ms', lease_ms)
+  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, lease_ms * 4) end
+end
+
+local function lease_of(q, worker)
+  local lease_ms = redis.pcall('HGET', worker_key(q, worker), '_lease_ms')
+  return type(lease_ms) == 'string' and natural(lease_ms) or nil
+end
+
+local function is_waiting_place(consumer) return consumer == REQUEUED or consumer == SUSPECTS end
+
 -- The request, or nil, also for a hash of the wrong type or one that lost a field that is always
 -- there.
 local function load_request(q, tenant, id)
   local key = request_key(q, tenant, id)
   local v = redis.pcall('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
     'cost', 'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms',
-    'result_ttl_ms', 'closed_by', 'finish')
+    'result_ttl_ms', 'closed_by', 'finish', 'deaths', 'granted_tokens')
   if v.err or not v[1] then return nil end
   local r = {
     key = key, tenant = tenant, id = id, state = v[1], epoch = natural(v[2]),
@@ -35,6 +53,7 @@ local function load_request(q, tenant, id)
     cost = natural(v[7]), strikes = natural(v[8]), alone = v[9] == '1', attached = v[10] or 0,
     cancel = v[11] == '1', deadline_ms = natural(v[12]), enqueued_ms = natural(v[13]),
     result_ttl_ms = natural(v[14]), closed_by = v[15], finish = v[16] == '1',
+    deaths = natural(v[17]) or 0, granted_tokens = natural(v[18]) or 0,
   }
   local is_whole = r.epoch and r.num_tokens and r.lane and r.entry and r.cost and r.strikes
     and r.enqueued_ms and r.result_ttl_ms and (r.owner or r.state ~= 'running')
@@ -136,35 +155,15 @@ local function conclude(q, r, now, ending)
 end
 
 -- A running request becomes claimable again, before everything newer in its lane.
-local function requeue(q, r, now)
+local function requeue(q, r, now, place)
   local ending = wished_end(r)
   if ending then return conclude(q, r, now, ending) end
-  hand_to(q, r, REQUEUED)
+  hand_to(q, r, place)
   redis.call('HSET', r.key, 'state', 'queued')
   redis.call('HDEL', r.key, 'owner', 'alone')
   count_queued(q, r.lane, r.tenant, r.cost, now)
   count(q, 'running', r.lane, r.tenant, -1)
   r.state = 'queued'
-end
-
-local function bury(q, r, now, worker)
-  local v = redis.call('HMGET', r.key, 'payload', 'attached')
-  local text = 'it took down the worker that ran it alone, strike ' .. r.strikes
-  redis.call('XADD', dead_key(q), 'MAXLEN', '~', MAX_DEAD, '*', 'tenant', r.tenant,
-    'request_id', r.id, 'reason', text, 'strikes', r.strikes, 'worker', worker, 'cost', r.cost,
-    'lane', r.lane, 'attached', v[2] or 0, 'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch,
-    'payload', v[1] or '')
-  conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
-end
-
--- The holder vanished. Only a request that was alone with its worker is the culprit for sure, so
--- innocents of the same batch get strikes, then a run of their own, and never a dead letter.
-local function strike(q, r, now, worker, max_strikes)
-  r.strikes = redis.call('HINCRBY', r.key, 'strikes', 1)
-  if r.strikes >= max_strikes and r.alone and not wished_end(r) then
-    return bury(q, r, now, worker)
-  end
-  requeue(q, r, now)
 end
 
 -- The hash of a request is gone, or unusable, while its lane entry is not: readers of its log get a

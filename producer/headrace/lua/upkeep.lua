@@ -2,6 +2,7 @@
 --
 -- Fields of a worker's hash, which ends with its last heartbeat's TTL:
 --   seen_ms    Unix ms of the last heartbeat
+--   _lease_ms  how long its leases are
 --   _nonce     of the last claim that was granted something
 --   _grants    msgpack: [[tenant, request id, epoch], …], what was granted then
 --   _suspect   <tenant>:<request id>:<epoch> of the last request that was granted alone
@@ -43,7 +44,7 @@ local function remove_idle_consumers(q, lane, tenant)
   local removed = 0
   for _, consumer in ipairs(consumers) do
     local name, pending = consumer[2], consumer[4]
-    if name ~= REQUEUED and pending == 0 and not is_alive(q, name) then
+    if not is_waiting_place(name) and pending == 0 and not is_alive(q, name) then
       redis.call('XGROUP', 'DELCONSUMER', key, GROUP, name)
       removed = removed + 1
     end
@@ -90,7 +91,7 @@ local function repair_request(q, key)
   elseif is_within_reach(q, r) then
     return is_back and 1 or 0
   elseif r.state == 'queued' then
-    hand_to(q, r, REQUEUED)
+    hand_to(q, r, REQUEUED) -- a claim moves it on if it is a suspect
   end
   -- A holder may be alive: it keeps the request, with a fresh lease that it has to renew.
   if r.owner then hand_to(q, r, r.owner) else wake(q) end
@@ -108,7 +109,7 @@ local function recount(q, lane, tenant)
   local counted = redis.call('HGET', stats_key(q), 'running:' .. lane .. ':' .. tenant)
   local running = -(natural(counted) or 0)
   for _, holder in ipairs(pending[4] or {}) do
-    if holder[1] ~= REQUEUED then running = running + tonumber(holder[2]) end
+    if not is_waiting_place(holder[1]) then running = running + tonumber(holder[2]) end
   end
   running = math.max(0, math.min(running, missing))
   if running > 0 then count(q, 'running', lane, tenant, running) end

@@ -1,0 +1,95 @@
+-- Strikes: what a vanished holder means for a request, and when it becomes a dead letter.
+--
+-- docs/protocol.md has the rule. Progress, the tokens in the log since the grant, tells an innocent
+-- from poison: poison that fails at one place does not get past it.
+
+local MAX_DEATHS = 3 -- times max_strikes: from then on a request stays a suspect, whatever it emits
+local MAX_UNSENT = 32 -- tokens that a vanished worker may have made and never sent, about
+local MAX_EVIDENCE = 10 -- deaths that are remembered in detail
+
+-- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs
+-- empty, takes it, and takes nothing else until it is over.
+local function is_suspect(r, max_strikes)
+  local is_struck = r.strikes > 0 and r.strikes >= max_strikes - 1
+  return is_struck or r.deaths >= MAX_DEATHS * max_strikes
+end
+
+-- Suspects wait apart, so that whoever must not take them gets past them.
+local function waiting_place(r, max_strikes)
+  return is_suspect(r, max_strikes) and SUSPECTS or REQUEUED
+end
+
+-- Each death is {worker, epoch, tokens at the grant, tokens at the death, alone, Unix ms, cause}.
+local function add_evidence(r, death)
+  local known = redis.call('HGET', r.key, 'evidence')
+  local is_read, evidence = pcall(cmsgpack.unpack, known or '\144') -- an empty array
+  if not is_read or type(evidence) ~= 'table' then evidence = {} end -- written by hand
+  if #evidence >= MAX_EVIDENCE then table.remove(evidence, 1) end
+  evidence[#evidence + 1] = death
+  redis.call('HSET', r.key, 'evidence', cmsgpack.pack(evidence))
+end
+
+local function field_of(entry, name)
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == name then return entry[2][i + 1] end
+  end
+end
+
+local function count_dead_bytes(q, by)
+  local key = stats_key(q)
+  local left = redis.call('HINCRBY', key, 'dead_bytes', by)
+  if left <= 0 or redis.call('XLEN', dead_key(q)) == 0 then redis.call('HDEL', key, 'dead_bytes') end
+  return left
+end
+
+-- Delete one dead letter, given as read from the stream.
+local function remove_dead(q, entry)
+  redis.call('XDEL', dead_key(q), entry[1])
+  return count_dead_bytes(q, -#(field_of(entry, 'payload') or ''))
+end
+
+-- The oldest give way, so many in one call at most.
+local function make_room_for_dead(q)
+  local key = dead_key(q)
+  local bytes = natural(redis.call('HGET', stats_key(q), 'dead_bytes')) or 0
+  for _ = 1, MAX_REMOVED do
+    local is_full = bytes > MAX_DEAD_BYTES or redis.call('XLEN', key) > MAX_DEAD
+    local oldest = is_full and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
+    if not oldest then return end
+    bytes = remove_dead(q, oldest)
+  end
+end
+
+local function reason_of(r, progress)
+  local place = progress == 0 and 'before it emitted a token' or progress .. ' tokens after its grant'
+  return 'it took down the worker that ran it alone ' .. place .. ', strike ' .. r.strikes
+    .. ', death ' .. r.deaths
+end
+
+local function bury(q, r, now, worker, progress)
+  local v = redis.call('HMGET', r.key, 'payload', 'attached', 'evidence')
+  local text, payload = reason_of(r, progress), v[1] or ''
+  redis.call('XADD', dead_key(q), '*', 'tenant', r.tenant, 'request_id', r.id, 'reason', text,
+    'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane, 'attached', v[2] or 0,
+    'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch, 'evidence', v[3] or '', 'payload', payload)
+  count_dead_bytes(q, #payload)
+  make_room_for_dead(q)
+  conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
+end
+
+-- The holder vanished. `unsent` is how many tokens it may have made that are not in the log.
+local function strike(q, r, now, death)
+  local progress = r.num_tokens - r.granted_tokens
+  r.deaths = redis.call('HINCRBY', r.key, 'deaths', 1)
+  if progress > death.unsent then r.strikes = 0 end -- past the place where it died before
+  r.strikes = r.strikes + 1
+  redis.call('HSET', r.key, 'strikes', r.strikes)
+  add_evidence(r, { death.worker, r.epoch, r.granted_tokens, r.num_tokens, r.alone and 1 or 0, now,
+    death.cause })
+  local is_stuck = r.strikes >= death.max_strikes and progress == 0
+  local is_worn_out = r.deaths >= MAX_DEATHS * death.max_strikes and progress <= MAX_UNSENT
+  if r.alone and not wished_end(r) and (is_stuck or is_worn_out) then
+    return bury(q, r, now, death.worker, progress)
+  end
+  requeue(q, r, now, waiting_place(r, death.max_strikes))
+end
