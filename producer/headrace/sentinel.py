@@ -1,12 +1,14 @@
-"""Connections that ask Redis Sentinel where the master is, each time they are made.
+"""Connections that ask Redis Sentinel where the master is, when they are made and while they live.
 
-A connection to a master that failed over is lost or answers READONLY; either way its owner makes it
-anew, and so finds the new master. Nothing is remembered in between.
+A master that failed over is gone, or refuses to write; then the connection is made anew, and finds
+the new master. But Sentinel lets a master that it replaced live on for ten seconds and more, and
+that one takes writes which will be lost. So a connection in use asks again every second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,12 @@ SentinelAddress = tuple[str, int]
 
 SENTINEL_TIMEOUT_S = 1.0
 """Longest wait for one Sentinel before the next is asked."""
+
+RECHECK_S = 1.0
+"""A connection in use asks this often whether its server is still the master."""
+
+_NOT_A_MASTER = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
+"""What a server says that was, or may have been, replaced."""
 
 _QUESTION = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
 
@@ -127,18 +135,34 @@ class AsyncMaster(redis.asyncio.Connection):
     def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
         super().__init__(**options)
         self._sentinels = sentinels
+        self._check_at_s = 0.0  # monotonic
+
+    async def check_health(self) -> None:
+        """Leave a server that is no longer the master; called before each command."""
+        if time.monotonic() >= self._check_at_s:
+            self._check_at_s = time.monotonic() + RECHECK_S
+            try:
+                is_master = await self._sentinels.find_master() == (self.host, self.port)
+            except exceptions.ConnectionError:
+                is_master = True  # without Sentinels nothing fails over
+            if not is_master:
+                await self.disconnect()
+                raise _replaced(self.host, self.port)
+        await super().check_health()  # type: ignore[no-untyped-call]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one reply; a server that no longer acts as a master is left."""
+        try:
+            return await super().read_response(*args, **options)
+        except exceptions.ResponseError as error:
+            if _tells_no_master(error):
+                await self.disconnect()
+            raise
 
     async def _connect(self) -> None:
         self.host, self.port = await self._sentinels.find_master()
+        self._check_at_s = time.monotonic() + RECHECK_S
         await super()._connect()  # type: ignore[no-untyped-call]
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Read one reply; a master that became a replica is left behind."""
-        try:
-            return await super().read_response(*args, **options)
-        except exceptions.ReadOnlyError:
-            await self.disconnect()
-            raise
 
 
 class AsyncTlsMaster(AsyncMaster, redis.asyncio.SSLConnection):
@@ -151,19 +175,43 @@ class Master(redis.Connection):
     def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
         self._sentinels = sentinels
+        self._check_at_s = 0.0  # monotonic
+
+    def check_health(self) -> None:
+        """Leave a server that is no longer the master; called before each command."""
+        if time.monotonic() >= self._check_at_s:
+            self._check_at_s = time.monotonic() + RECHECK_S
+            try:
+                is_master = self._sentinels.find_master_sync() == (self.host, self.port)
+            except exceptions.ConnectionError:
+                is_master = True  # without Sentinels nothing fails over
+            if not is_master:
+                self.disconnect()  # type: ignore[no-untyped-call]
+                raise _replaced(self.host, self.port)
+        super().check_health()  # type: ignore[no-untyped-call]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one reply; a server that no longer acts as a master is left."""
+        try:
+            return super().read_response(*args, **options)
+        except exceptions.ResponseError as error:
+            if _tells_no_master(error):
+                self.disconnect()  # type: ignore[no-untyped-call]
+            raise
 
     def _connect(self) -> Any:
         self.host, self.port = self._sentinels.find_master_sync()
+        self._check_at_s = time.monotonic() + RECHECK_S
         return super()._connect()  # type: ignore[no-untyped-call]
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        """Read one reply; a master that became a replica is left behind."""
-        try:
-            return super().read_response(*args, **options)
-        except exceptions.ReadOnlyError:
-            self.disconnect()  # type: ignore[no-untyped-call]
-            raise
 
 
 class TlsMaster(Master, redis.SSLConnection):
     """The same over TLS."""
+
+
+def _replaced(host: str, port: int) -> exceptions.ConnectionError:
+    return exceptions.ConnectionError(f"{host}:{port} is no longer the master")
+
+
+def _tells_no_master(error: exceptions.ResponseError) -> bool:
+    return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith(_NOT_A_MASTER)

@@ -154,6 +154,10 @@ def test_times_are_utc_in_iso_8601() -> None:
             "unix:///run/queue.sock?password=hunter2&db=0",
             "unix:///run/queue.sock?password=***&db=0",
         ),
+        (
+            "redis+sentinel://a/m?sentinel_password=hunter2",
+            "redis+sentinel://a/m?sentinel_password=***",
+        ),
         ("no: redis://a:p@b and redis://c:q@d", "no: redis://a:***@b and redis://c:***@d"),
     ],
 )

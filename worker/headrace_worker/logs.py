@@ -48,7 +48,7 @@ REQUEST_FIRST_TOKEN = "request.first_token"
 ENGINE_STEPPED = "engine.stepped"
 
 _PASSWORD = re.compile(r"(\w://[^\s/@:]*:)\S+@")  # it may hold an @ itself
-_PASSWORD_OPTION = re.compile(r"([?&]password=)[^\s&]+")
+_PASSWORD_OPTION = re.compile(r"(password=)[^\s&]+")
 
 
 def configure_logs(

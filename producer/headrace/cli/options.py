@@ -47,8 +47,8 @@ RedisUrl = Annotated[
     str | None,
     option(
         "--redis-url",
-        "Where the queue lives: redis://, rediss:// or unix://. Without it, a Valkey of its own "
-        "under the state folder.",
+        "Where the queue lives: redis://, rediss://, unix:// or redis+sentinel://. Without it, a "
+        "Valkey of its own under the state folder.",
         show_envvar=True,
         metavar="URL",
     ),
