@@ -109,8 +109,8 @@ def _of_sentinels(url: str) -> tuple[str, Sentinels]:
     if unknown := own.keys() - _SENTINEL_OPTIONS:
         raise ValueError(f"unknown option {min(unknown)}")
     rest = [(name, value) for name, value in options if name not in own]
-    scheme = parts.scheme.removesuffix("+sentinel")
-    plain = f"{scheme}://{userinfo}{at}sentinel/{database or 0}?{urlencode(rest)}"
+    # Always redis://, because redis-py prefers the connection class of rediss:// to ours.
+    plain = f"redis://{userinfo}{at}sentinel/{database or 0}?{urlencode(rest)}"
     read = redis.ConnectionPool.from_url(plain).connection_kwargs
     tls = {name: value for name, value in read.items() if name.startswith(_TLS_OPTION)}
     return plain, Sentinels(
@@ -118,7 +118,7 @@ def _of_sentinels(url: str) -> tuple[str, Sentinels]:
         service,
         username=own.get("sentinel_username"),
         password=own.get("sentinel_password"),
-        tls_options=tls if scheme == "rediss" else None,
+        tls_options=tls if parts.scheme.startswith("rediss") else None,
     )
 
 

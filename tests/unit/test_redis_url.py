@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.connections import ConnectionSettings
 from headrace.errors import ConfigurationError
 from headrace.redis_url import RedisUrl, shown_url
 
@@ -33,7 +34,9 @@ def test_a_sentinel_url_names_sentinels_service_and_database() -> None:
 def test_sentinels_are_reached_as_their_master_is(scheme: str, has_tls: bool) -> None:
     """rediss+sentinel:// encrypts both connections."""
     url = RedisUrl.parse(f"{scheme}+sentinel://a/main")
-    kinds = [url.asyncio_options()["connection_class"], url.sync_options()["connection_class"]]
+    settings = ConnectionSettings(f"{scheme}+sentinel://a/main", 2)
+    makers: list[Any] = [settings.commands(), settings.commands_sync()]
+    kinds = [maker.connection_pool.connection_class for maker in makers]
     assert url.sentinels is not None
     assert url.sentinels.has_tls is has_tls
     assert [kind.__name__ for kind in kinds] == (
