@@ -112,6 +112,34 @@ def test_dead_letters_are_purged_by_name_or_altogether(driver: QueueDriver) -> N
     assert _letters(driver) == ()
 
 
+def test_dead_letters_are_bounded_by_their_bytes(driver: QueueDriver, client: Redis) -> None:
+    """Sixty-four MiB of payloads are kept: the oldest give way, and the count stays true."""
+    for number in range(36):
+        _bury(driver, f"p{number}", payload=bytes([number]) * (2 * 1024 * 1024))
+    kept = _letters(driver)
+    assert [letter.request_id for letter in kept] == [f"p{number}" for number in range(4, 36)]
+    total = sum(letter.payload_bytes for letter in kept)
+    assert client.hget(driver.keys.stats, "dead_bytes") == str(total).encode()
+    client.delete(driver.keys.dead)
+    _bury(driver, "again", payload=b"body")
+    assert [letter.request_id for letter in _letters(driver)] == ["again"]
+
+
+def test_replayed_and_purged_letters_give_their_bytes_back(
+    driver: QueueDriver, client: Redis
+) -> None:
+    """With no letter left nothing is counted."""
+    for number in range(3):
+        _bury(driver, f"p{number}", payload=b"12345678")
+    first, second, _ = _letters(driver)
+    driver.run(replay_dead(driver.keys, entry_id=first.entry_id))
+    assert client.hget(driver.keys.stats, "dead_bytes") == b"16"
+    driver.run(purge_dead(driver.keys, entry_ids=[second.entry_id]))
+    assert client.hget(driver.keys.stats, "dead_bytes") == b"8"
+    driver.run(purge_dead(driver.keys))
+    assert client.hget(driver.keys.stats, "dead_bytes") is None
+
+
 def test_a_queue_without_dead_letters_lists_none(driver: QueueDriver) -> None:
     """Nothing there is no error."""
     assert _letters(driver) == ()

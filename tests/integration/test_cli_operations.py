@@ -50,7 +50,10 @@ def test_dead_letters_are_listed_replayed_and_purged(
         take_down(driver, request_id)
     letters = [json.loads(line) for line in headrace("dlq", "list", "--json").out.splitlines()]
     assert [letter["request_id"] for letter in letters] == ["bad-1", "bad-2", "bad-3"]
-    assert "bad-1" in headrace("dlq", "list").out
+    assert [death["epoch"] for death in letters[0]["evidence"]] == [1, 2, 3]
+    table = headrace("dlq", "list").out
+    assert "bad-1" in table
+    assert "victim-of-bad-1 epoch 3 alone, tokens 0 to 0: killed by signal 9" in table
     assert headrace("dlq", "replay", letters[0]["entry_id"]).code == 0
     with FakeWorker(redis_url, queue=queue.queue):
         assert headrace("attach", "bad-1").out == "Hello\n"
@@ -66,7 +69,9 @@ def take_down(driver: QueueDriver, request_id: str) -> None:
 
     def is_dead() -> bool:
         for grant in driver.claim(f"victim-of-{request_id}").grants:
-            driver.release(grant, worker_id=f"victim-of-{request_id}", strike=True)
+            driver.release(
+                grant, worker_id=f"victim-of-{request_id}", strike=True, cause="killed by signal 9"
+            )
         status = driver.status(request_id, tenant="default")
         return status.state.is_terminal
 

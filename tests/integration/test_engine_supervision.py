@@ -172,3 +172,18 @@ async def test_no_child_is_left_behind() -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
         pytest.fail(f"engine {pid} still runs")
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("killed by signal 9", "killed by signal 9"),
+        ("ValueError: 'the secret' is no number", "ValueError: … is no number"),
+        ("IndexError: [5, 6, 7] at 3\nmore", "IndexError: … at 3"),
+        ("RuntimeError: 'cut short", "RuntimeError: …"),
+        ("x" * 1000, "x" * 200),
+    ],
+)
+def test_the_cause_of_a_death_quotes_nothing(reason: str, cause: str) -> None:
+    """Dead letters are read by operators: an exception is told without what it stumbled over."""
+    assert EngineDeath(reason, None).cause == cause

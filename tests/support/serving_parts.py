@@ -102,7 +102,7 @@ class ScriptedQueue:
         self._reach()
         return ()
 
-    async def release(self, held: Sequence[Held], *, strike: bool) -> int:
+    async def release(self, held: Sequence[Held], *, strike: bool, cause: str = "") -> int:
         self._reach()
         self.released.append((tuple(held), strike))
         return len(held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Annotated
 
 import redis.asyncio
@@ -16,7 +17,7 @@ from headrace.cli.requests import AsJson
 from headrace.cli.running import run
 from headrace.cli.served import Place, served
 from headrace.errors import ConfigurationError
-from headrace.functions import DeadLetter, list_dead, purge_dead, replay_dead
+from headrace.functions import DeadLetter, Death, list_dead, purge_dead, replay_dead
 from headrace.functions import run as call
 from headrace.keys import Keys
 
@@ -81,14 +82,15 @@ async def _list(place: Place, as_json: bool) -> ExitCode:
         letters = [letter async for letter in _letters(client, place.keys)]
     if as_json:
         for letter in letters:
-            render.write_json({name: getattr(letter, name) for name in DeadLetter.__slots__})
+            render.write_json(asdict(letter))
     else:
         render.write_table(
-            ("entry", "died", "tenant", "request", "strikes", "last worker", "reason"),
+            ("entry", "died", "tenant", "request", "strikes", "reason", "deaths"),
             [
                 (
                     *(letter.entry_id, render.format_time(_died_at_s(letter)), letter.tenant),
-                    *(letter.request_id, letter.strikes, letter.worker_id, letter.reason),
+                    *(letter.request_id, letter.strikes, letter.reason),
+                    "; ".join(map(_shown, letter.evidence)),
                 )
                 for letter in letters
             ],
@@ -128,6 +130,13 @@ async def _letters(client: redis.asyncio.Redis, keys: Keys) -> AsyncIterator[Dea
             return
         start = f"({page[-1].entry_id}"
         await asyncio.sleep(0)
+
+
+def _shown(death: Death) -> str:
+    company = "alone" if death.was_alone else "in a batch"
+    tokens = f"tokens {death.granted_tokens} to {death.num_tokens}"
+    at = render.format_time(death.at_ms / 1000)
+    return f"{at} {death.worker_id} epoch {death.epoch} {company}, {tokens}: {death.cause}"
 
 
 def _died_at_s(letter: DeadLetter) -> float:

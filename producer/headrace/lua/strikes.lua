@@ -53,7 +53,8 @@ local function make_room_for_dead(q)
   local key = dead_key(q)
   local bytes = natural(redis.call('HGET', stats_key(q), 'dead_bytes')) or 0
   for _ = 1, MAX_REMOVED do
-    local is_full = bytes > MAX_DEAD_BYTES or redis.call('XLEN', key) > MAX_DEAD
+    local length = redis.call('XLEN', key)
+    local is_full = length > MAX_DEAD or bytes > MAX_DEAD_BYTES and length > 1
     local oldest = is_full and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
     if not oldest then return end
     bytes = remove_dead(q, oldest)
@@ -72,6 +73,8 @@ local function bury(q, r, now, worker, progress)
   redis.call('XADD', dead_key(q), '*', 'tenant', r.tenant, 'request_id', r.id, 'reason', text,
     'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane, 'attached', v[2] or 0,
     'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch, 'evidence', v[3] or '', 'payload', payload)
+  -- Letters deleted by hand are still counted; the first of a new row begins anew.
+  if redis.call('XLEN', dead_key(q)) == 1 then redis.call('HDEL', stats_key(q), 'dead_bytes') end
   count_dead_bytes(q, #payload)
   make_room_for_dead(q)
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))

@@ -208,7 +208,7 @@ class Ledger:
         if request is not None and request.is_generating:
             self.drop(request, "lease lost")
 
-    async def release(self, requests: Sequence[InFlight], *, strike: bool) -> None:
+    async def release(self, requests: Sequence[InFlight], *, strike: bool, cause: str = "") -> None:
         """Hand requests back; those that the queue cannot be told about come back by their leases.
 
         Raises TransportError after the books are closed: their sequences are gone either way.
@@ -217,7 +217,7 @@ class Ledger:
             self._close(request, Phase.RELEASED)
         if requests:
             held = [request.held for request in requests]
-            await self._queue.release(held, strike=strike)
+            await self._queue.release(held, strike=strike, cause=cause)
 
     async def wait_until_empty(self) -> None:
         """Return when nothing is in flight."""

@@ -61,8 +61,11 @@ class Queue(Protocol):
         """Prolong leases; return those that are lost."""
         ...
 
-    async def release(self, held: Sequence[Held], *, strike: bool) -> int:
-        """Hand requests back, claimable at once; return how many were ours."""
+    async def release(self, held: Sequence[Held], *, strike: bool, cause: str = "") -> int:
+        """Hand requests back, claimable at once; return how many were ours.
+
+        ``strike``: the engine died with them, of the cause.
+        """
         ...
 
     async def status(self, held: Held) -> RequestStatus | None:

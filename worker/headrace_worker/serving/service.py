@@ -147,7 +147,7 @@ class Service:
         with suppress(TransportError):  # what it made before it died still counts
             await self._publisher.flush_everything()
         struck = [request for request in in_batch if request.is_generating]
-        await self._release(struck, strike=True)
+        await self._release(struck, strike=True, cause=death.cause)
         await self._release(self._ledger.generating, strike=False)
         with suppress(TransportError):
             await self._tell_dead_letters(struck)
@@ -200,9 +200,11 @@ class Service:
         self._feeder.close()
         await self._supervisor.stop()
 
-    async def _release(self, requests: Sequence[InFlight], *, strike: bool) -> None:
+    async def _release(
+        self, requests: Sequence[InFlight], *, strike: bool, cause: str = ""
+    ) -> None:
         with suppress(TransportError):  # then their leases run out
-            await self._ledger.release(requests, strike=strike)
+            await self._ledger.release(requests, strike=strike, cause=cause)
 
 
 def _was_in_batch(request: InFlight, death: EngineDeath) -> bool:

@@ -8,6 +8,7 @@ settings are wrong. Later failures may pass, so a start is tried again.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,14 +28,24 @@ from headrace_worker.serving.bridge import EngineBridge, EngineStartFailed
 from headrace_worker.serving.progress import ProgressWatch
 
 STOP_GRACE_S = 0.3
+MAX_CAUSE_CHARS = 200
+
+# An exception may quote what it stumbled over: strings, and token ids in brackets.
+_QUOTED = re.compile(r"'[^']*'?|\"[^\"]*\"?|\[[^\]]*\]?|\([^)]*\d[^)]*\)?")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDeath:
     """How an engine ended."""
 
-    reason: str
+    reason: str  # an exit signal or status, or an exception; for the log of this worker
     seq_ids: tuple[int, ...] | None  # sequences of the batch; None: nobody knows, it may be all
+
+    @property
+    def cause(self) -> str:
+        """Return the reason as others may read it: one short line, without what it quotes."""
+        first_line = self.reason.partition("\n")[0]
+        return _QUOTED.sub("…", first_line)[:MAX_CAUSE_CHARS]
 
 
 class EngineListener(Protocol):

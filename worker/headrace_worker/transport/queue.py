@@ -137,7 +137,7 @@ class RedisQueue:
             )
         )
 
-    async def release(self, held: Sequence[Held], *, strike: bool) -> int:
+    async def release(self, held: Sequence[Held], *, strike: bool, cause: str = "") -> int:
         """Hand requests back, claimable at once; return how many were ours."""
         return await self._link.run(
             functions.release(
@@ -145,6 +145,7 @@ class RedisQueue:
                 worker_id=self._worker_id,
                 held=held,
                 strike=strike,
+                cause=cause,
                 max_strikes=self._max_strikes,
             )
         )
