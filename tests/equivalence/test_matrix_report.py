@@ -6,10 +6,13 @@ import io
 import subprocess
 import sys
 
+import pytest
 from rich.console import Console
 
+from support.matrix import COLUMNS, Matrix
 from support.matrix_compare import Tally
-from support.matrix_report import Cells, show
+from support.matrix_report import Cells, fill, main, show
+from support.matrix_workload import SMALL
 from support.repository import ROOT
 
 COMMAND = (sys.executable, "-m", "tests.equivalence.report")
@@ -41,6 +44,24 @@ def test_near_ties_and_failures_are_told_in_words() -> None:
     )
 
 
+def test_a_cell_that_breaks_is_a_failure_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The traceback stands below the table."""
+
+    def run(matrix: Matrix, column: str, *, times: int) -> Tally:
+        if column == "together":
+            raise RuntimeError("a block is lost")
+        return Tally(1, 2, 2)
+
+    monkeypatch.setattr(Matrix, "run", run)
+    cells = fill(["llama"], size=SMALL, seed=0, seconds=0)
+    broken = [cell for cell, tally in cells.items() if tally.failures]
+    assert broken == [("llama", "together")]
+    assert "RuntimeError: a block is lost" in cells[broken[0]].failures[0]
+    assert len(cells) == len(COLUMNS)
+
+
 def test_the_command_needs_nothing_but_the_repository() -> None:
     """It runs from the root by module name, without pytest's path."""
     done = subprocess.run(
@@ -50,10 +71,9 @@ def test_the_command_needs_nothing_but_the_repository() -> None:
     assert "--family" in done.stdout
 
 
-def test_an_unknown_family_is_refused_by_name() -> None:
+def test_an_unknown_family_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """The message lists those that there are."""
-    done = subprocess.run(
-        [*COMMAND, "--family", "abacus"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "'abacus'" in done.stderr
+    with pytest.raises(SystemExit) as refused:
+        main(["--family", "abacus"])
+    assert refused.value.code == 2
+    assert "'abacus'" in capsys.readouterr().err

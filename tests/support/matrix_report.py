@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,12 +57,20 @@ def fill(families: Sequence[str], *, size: Size, seed: int, seconds: float) -> C
     for number, (workload, family) in enumerate(_workloads(families, seed)):
         if number >= len(families) and time.monotonic() >= ends_s:
             return cells
-        with TemporaryDirectory() as folder:
-            matrix = Matrix(family, Path(folder), seed=workload, size=size)
-            for column in columns_of(family):
-                tally = matrix.run(column, times=CHANCES[size])
-                cells.setdefault((family, column), Tally()).add(tally)
+        for column, tally in _row(family, size=size, seed=workload):
+            cells.setdefault((family, column), Tally()).add(tally)
     raise AssertionError("workloads never end")
+
+
+def _row(family: str, *, size: Size, seed: int) -> Iterator[tuple[str, Tally]]:
+    with TemporaryDirectory() as folder:
+        matrix = Matrix(family, Path(folder), seed=seed, size=size)
+        for column in columns_of(family):
+            try:
+                yield column, matrix.run(column, times=CHANCES[size])
+            except Exception:  # the table must be told to the end, whatever one cell finds
+                broken = f"{family}, workload {seed}, {column}: {traceback.format_exc()}"
+                yield column, Tally(failures=[broken])
 
 
 def show(cells: Cells, console: Console) -> None:
