@@ -173,6 +173,17 @@ def finish_now(keys: Keys, *, tenant: str, request_id: str) -> Call[RequestState
     return Call("finish_now", keys.base, (tenant, request_id), parsing.parse_state)
 
 
+def reprioritise(
+    keys: Keys, *, tenant: str, request_id: str, priority: int
+) -> Call[RequestState | None]:
+    """Move a request to another lane; a hint tells its holder, when there is one.
+
+    The reply is its state, None for an unknown request; one that has ended stays as it was.
+    """
+    args = (tenant, request_id, priority)
+    return Call("reprioritise", keys.base, args, parsing.parse_state)
+
+
 def wishes(keys: Keys, *, worker_id: str, held: Sequence[Held]) -> Call[tuple[Wish, ...]]:
     """Say what clients want of requests, of those that the worker does hold."""
     args = (worker_id, *_flat(held))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
 from headrace.bulk import DraftMaker, Item, as_completed, end_tasks, refuse_text
-from headrace.calls import Call, cancel, finish_now
+from headrace.calls import Call, cancel, finish_now, reprioritise
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import Overloaded, RequestError, RequestTimeout, TransportError
 from headrace.groups import merge_statuses
 from headrace.keys import check_request_id
 from headrace.link import AsyncLink
-from headrace.options import RequestOptions
+from headrace.options import RequestOptions, check_priority
 from headrace.stream import TokenStream
 from headrace.submission import Submission
 from headrace.types import Completion, Prompt, RequestState, RequestStatus, Timeout
@@ -210,6 +211,17 @@ class AsyncClient:
         that has ended stays as it is. Raises RequestNotFound.
         """
         return await self._tell(request_id, tenant, finish_now)
+
+    async def reprioritise(
+        self, request_id: str, priority: int, *, tenant: str | None = None
+    ) -> RequestState:
+        """Change how soon a request is served, 0 to 9; return its state.
+
+        One that waits goes behind what waits there already; one that has ended stays as it is.
+        Raises InvalidRequest, RequestNotFound.
+        """
+        ask = partial(reprioritise, priority=check_priority(priority))
+        return await self._tell(request_id, tenant, ask)
 
     async def aclose(self) -> None:
         """Close every connection; open streams end with TransportError.

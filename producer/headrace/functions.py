@@ -33,6 +33,7 @@ from headrace.calls import (
     release,
     renew,
     replay_dead,
+    reprioritise,
     status,
     wishes,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "release",
     "renew",
     "replay_dead",
+    "reprioritise",
     "run",
     "run_sync",
     "status",

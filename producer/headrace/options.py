@@ -98,18 +98,22 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
 
 def delivery_of(options: Mapping[str, Any], now_s: float) -> Delivery:
     """Return the delivery options, checked; ``now_s`` is Unix time. Raises InvalidRequest."""
-    priority = options.get("priority", DEFAULT_PRIORITY)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < LANES:
-        lanes = f"[0, {LANES - 1}]"
-        raise InvalidRequest(f"priority must be a whole number in {lanes}, not {shown(priority)}")
     ttl, deadline = options.get("ttl"), options.get("deadline")
     if ttl is not None and deadline is not None:
         raise InvalidRequest(f"give ttl or deadline, not both: {shown(ttl)} and {shown(deadline)}")
     return Delivery(
-        priority=priority,
+        priority=check_priority(options.get("priority", DEFAULT_PRIORITY)),
         ttl_ms=None if ttl is None else milliseconds("ttl", ttl),
         deadline_ms=None if deadline is None else _deadline_ms(deadline, now_s),
     )
+
+
+def check_priority(priority: Any) -> int:
+    """Return the priority, or raise InvalidRequest that names it."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < LANES:
+        lanes = f"[0, {LANES - 1}]"
+        raise InvalidRequest(f"priority must be a whole number in {lanes}, not {shown(priority)}")
+    return priority
 
 
 def _deadline_ms(deadline: object, now_s: float) -> int:

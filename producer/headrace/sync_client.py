@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.assembly import Opened
 from headrace.bulk import DraftMaker, Item, refuse_text
-from headrace.calls import Call, cancel, finish_now
+from headrace.calls import Call, cancel, finish_now, reprioritise
 from headrace.core import DEFAULT_MAX_CONNECTIONS, ClientCore, check_after, check_count
 from headrace.errors import RequestError, RequestTimeout
 from headrace.groups import merge_statuses
 from headrace.keys import check_request_id
-from headrace.options import RequestOptions
+from headrace.options import RequestOptions, check_priority
 from headrace.submission import Submission
 from headrace.sync_bulk import Bulk
 from headrace.sync_link import SyncLink
@@ -198,6 +199,17 @@ class Client:
         that has ended stays as it is. Raises RequestNotFound.
         """
         return self._tell(request_id, tenant, finish_now)
+
+    def reprioritise(
+        self, request_id: str, priority: int, *, tenant: str | None = None
+    ) -> RequestState:
+        """Change how soon a request is served, 0 to 9; return its state.
+
+        One that waits goes behind what waits there already; one that has ended stays as it is.
+        Raises InvalidRequest, RequestNotFound.
+        """
+        ask = partial(reprioritise, priority=check_priority(priority))
+        return self._tell(request_id, tenant, ask)
 
     def close(self) -> None:
         """Close every connection; open streams end with TransportError."""

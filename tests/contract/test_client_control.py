@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace import FinishReason, RequestNotFound, RequestState
+from headrace import FinishReason, InvalidRequest, RequestNotFound, RequestState
 from headrace.keys import Keys
 from headrace.testing import FakeWorker
 from support.any_client import AnyClient
@@ -53,10 +53,44 @@ async def test_finishing_acts_on_all_answers_of_a_group(
     assert reasons == [FinishReason.STOP, FinishReason.STOPPED_EARLY]
 
 
-async def test_an_unknown_request_is_not_found(any_client: AnyClient) -> None:
+async def test_a_queued_request_can_be_had_sooner(
+    any_client: AnyClient, driver: QueueDriver
+) -> None:
+    """It is granted before what was asked for earlier, and status tells its new priority."""
+    await any_client.submit("a", request_id="a", priority=9)
+    await any_client.submit("b", request_id="b", priority=9)
+    assert await any_client.reprioritise("b", 0) is RequestState.QUEUED
+    assert (await any_client.status("b")).priority == 0
+    assert driver.grant().request_id == "b"
+
+
+async def test_reprioritising_acts_on_all_answers_of_a_group(
+    any_client: AnyClient, driver: QueueDriver
+) -> None:
+    """Those that wait, run or have ended: the last stay as they are."""
+    await any_client.submit("abc", n=3, request_id="r1")
+    driver.finish(driver.grant())
+    driver.grant()
+    assert await any_client.reprioritise("r1", 2) is RequestState.RUNNING
+    assert [driver.status(f"r1/{i}").priority for i in range(3)] == [5, 2, 2]
+
+
+@pytest.mark.parametrize("priority", [-1, 10, 1.5, True, "soon"])
+async def test_a_priority_that_does_not_exist_is_refused_here(
+    any_client: AnyClient, priority: object
+) -> None:
+    """The error names it, and nothing is sent."""
+    with pytest.raises(InvalidRequest, match=f"priority .* not {priority!r}"):
+        await any_client.reprioritise("never", priority)
+
+
+@pytest.mark.parametrize(("call", "more"), [("finish_now", ()), ("reprioritise", (1,))])
+async def test_an_unknown_request_is_not_found(
+    any_client: AnyClient, call: str, more: tuple[int, ...]
+) -> None:
     """A request that the queue never heard of cannot be controlled."""
     with pytest.raises(RequestNotFound, match="'never'"):
-        await any_client.finish_now("never")
+        await getattr(any_client, call)("never", *more)
 
 
 async def test_a_deadline_brings_the_text_so_far(

@@ -217,6 +217,16 @@ def test_finish_ends_a_request_with_an_answer(headrace: Headrace) -> None:
     assert "finish: stopped_early" in ended.err
 
 
+def test_reprioritise_moves_a_request(headrace: Headrace, driver: QueueDriver) -> None:
+    """It waits in its new lane, and a priority that does not exist is a wrong usage."""
+    headrace("enqueue", "Hello", "--request-id", "r1")
+    assert "request r1 has priority 1" in headrace("reprioritise", "r1", "1").err
+    assert driver.depth().queued_by_lane == {1: 1}
+    assert headrace("reprioritise", "r1", "10").code == 2
+    headrace("finish", "r1")
+    assert "finished already" in headrace("reprioritise", "r1", "2").err
+
+
 def test_ctrl_c_cancels_what_generate_asked(
     redis_url: str, queue: Keys, driver: QueueDriver
 ) -> None:

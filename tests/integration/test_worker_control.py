@@ -10,12 +10,15 @@ import pytest
 
 from headrace.functions import Grant, Held, Wish, WishedEnd
 from headrace.keys import Keys
+from headrace.types import RequestState
 from headrace_worker.transport.connection import Connections
 from headrace_worker.transport.control import ControlListener
 from headrace_worker.transport.housekeeping import repeat
 from support.queue_driver import QueueDriver
-from support.waiting import eventually_async
+from support.streams import Asked, check_stream, enqueue, wait_for_ends
+from support.waiting import eventually, eventually_async
 from support.worker_fixtures import ON_VALKEY, queue_over
+from support.workers import WorkerFarm
 
 
 class Holder:
@@ -110,3 +113,18 @@ async def test_what_is_no_longer_ours_has_no_wishes(driver: QueueDriver, holder:
     await eventually_async(has_looked_twice)
     looking.cancel()
     assert holder.heard == []
+
+
+@ON_VALKEY
+def test_a_running_request_that_is_put_off_gives_way(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """Out of blocks, its sequence is the first to be computed again; both are answered exactly."""
+    asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in (1, 2)]
+    enqueue(driver, *asked, cost=5)
+    worker = farm.start(engine=("--num-blocks", "12", "--step-s", "0.005"))
+    eventually(lambda: driver.status("r2").num_tokens > 0, timeout_s=20)
+    assert driver.reprioritise(9, "r1") is RequestState.RUNNING
+    (event, *_) = worker.wait_for("sequence.preempted")
+    assert event["request_id"] == "r1"
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)

@@ -81,6 +81,11 @@ class AnyClient:
             return await self._async.finish_now(*args, **options)
         return await asyncio.to_thread(self._blocking.finish_now, *args, **options)
 
+    async def reprioritise(self, *args: Any, **options: Any) -> RequestState:
+        if self._async:
+            return await self._async.reprioritise(*args, **options)
+        return await asyncio.to_thread(self._blocking.reprioritise, *args, **options)
+
     async def close(self) -> None:
         if self._async:
             await self._async.aclose()

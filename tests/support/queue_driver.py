@@ -167,6 +167,16 @@ class QueueDriver:
         """Ask for an end with what there is."""
         return self.run(functions.finish_now(self.keys, tenant=tenant, request_id=request_id))
 
+    def reprioritise(
+        self, priority: int, request_id: str = "r1", tenant: str = TENANT
+    ) -> RequestState | None:
+        """Move a request to another lane."""
+        return self.run(
+            functions.reprioritise(
+                self.keys, tenant=tenant, request_id=request_id, priority=priority
+            )
+        )
+
     def status(self, request_id: str = "r1", tenant: str = TENANT) -> RequestStatus:
         """Return the status of a request that must be known."""
         status = self.run(functions.status(self.keys, tenant=tenant, request_id=request_id))

@@ -28,13 +28,14 @@ _WORKERS = st.sampled_from(["w1", "w2"])
 _TENANTS = st.sampled_from(["acme", "zeta"])
 _REQUESTS = st.sampled_from("abcdefghijklmnop")
 _PICK = st.integers(1, 6)  # one of the newest grants: older ones have mostly ended
+_PRIORITIES = st.sampled_from([0, 1, 9])
 _NEAR = st.sampled_from([0, 0, 0, -1, 1])  # how far a worker is off the end of the log
 
 _ENQUEUE = _action(
     "enqueue",
     request=_REQUESTS,
     tenant=_TENANTS,
-    priority=st.sampled_from([0, 1, 9]),
+    priority=_PRIORITIES,
     cost=st.sampled_from([1, 1, 400, 5000]),
     deadline_ms=st.sampled_from([None] * 9 + [1]),
 )
@@ -51,14 +52,17 @@ _EMIT = _action(
     num_tokens=st.integers(1, 3),
     is_stranger=st.sampled_from([False, False, False, True]),
 )
-_KINDS: dict[st.SearchStrategy[Action], int] = {  # how often each is drawn, of 20
+_KINDS: dict[st.SearchStrategy[Action], int] = {  # how often each is drawn, of 21
     _ENQUEUE: 5,
     _CLAIM: 4,
     _EMIT: 4,
     _action("keep_or_return", pick=_PICK, what=st.sampled_from(["renew", "release", "strike"])): 1,
     _action("finish", pick=_PICK, shift=_NEAR): 1,
     _action("cancel", request=_REQUESTS, tenant=_TENANTS)
-    | _action("cancel_granted", pick=_PICK): 1,
+    | _action("cancel_granted", pick=_PICK)
+    | _action("finish_now", pick=_PICK): 1,
+    _action("reprioritise", request=_REQUESTS, tenant=_TENANTS, priority=_PRIORITIES)
+    | _action("reprioritise_granted", pick=_PICK, priority=_PRIORITIES): 1,
     _action("claim_again"): 1,
     _action("lose_all_workers"): 2,
     _action("sweep", count=st.sampled_from([1, 100])) | _action("replay_the_dead"): 1,
@@ -131,7 +135,7 @@ class QueueModel:
         assert has_grown == (is_held and before.num_tokens == max(0, before.num_tokens + shift))
         if has_grown:
             assert grant.epoch == self.last_epoch[grant.tenant, grant.request_id]
-            assert reply.outcome in (EmitOutcome.OK, EmitOutcome.CANCEL)
+            assert reply.outcome in (EmitOutcome.OK, EmitOutcome.CANCEL, EmitOutcome.FINISH)
         assert reply.offset == after.num_tokens
         self.seen.add(f"emit {reply.outcome}")
 
@@ -166,6 +170,25 @@ class QueueModel:
         """A client cancels what runs, or has run."""
         _, grant = self._pick(pick)
         self.driver.cancel(grant.request_id, grant.tenant)
+
+    def finish_now(self, pick: int) -> None:
+        """A client wants what there is of what runs, or has run."""
+        _, grant = self._pick(pick)
+        self.driver.finish_now(grant.request_id, grant.tenant)
+
+    def reprioritise(self, request: str, tenant: str, priority: int) -> None:
+        """A client wants a request sooner or later, maybe one that nobody knows."""
+        state = self.driver.reprioritise(priority, request, tenant)
+        if state is not None and not state.is_terminal:
+            assert self.driver.status(request, tenant).priority == priority
+
+    def reprioritise_granted(self, pick: int, priority: int) -> None:
+        """What runs changes its lane, and its holder stays."""
+        _, grant = self._pick(pick)
+        before = self.driver.status(grant.request_id, grant.tenant)
+        self.reprioritise(grant.request_id, grant.tenant, priority)
+        after = self.driver.status(grant.request_id, grant.tenant)
+        assert (after.owner, after.epoch) == (before.owner, before.epoch)
 
     def lose_all_workers(self) -> None:
         """Every holder vanishes at once; a dead letter was alone with its last one."""

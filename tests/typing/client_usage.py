@@ -61,6 +61,7 @@ async def ask(client: AsyncClient) -> None:
     assert_type(await client.status("order-42"), RequestStatus)
     assert_type(await client.cancel("order-42", tenant="acme"), RequestState)
     assert_type(await client.finish_now("order-42", tenant="acme"), RequestState)
+    assert_type(await client.reprioritise("order-42", 0, tenant="acme"), RequestState)
 
 
 async def read(client: AsyncClient) -> None:
@@ -104,6 +105,7 @@ def ask_blocking() -> None:
         assert_type(client.status("x"), RequestStatus)
         assert_type(client.cancel("x"), RequestState)
         assert_type(client.finish_now("x"), RequestState)
+        assert_type(client.reprioritise("x", 9), RequestState)
 
 
 async def make() -> None:

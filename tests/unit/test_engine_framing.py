@@ -25,6 +25,7 @@ from headrace_worker.engine.messages import (
     SequenceFailure,
     SequenceFinish,
     SetPaused,
+    SetPriority,
     Shutdown,
     StepOutcome,
 )
@@ -56,6 +57,7 @@ MESSAGES: list[Message] = [
     request(1, [1, 2], seed=2**64 - 1, logit_bias=((3, -1.5),), stop_token_ids=(9,), salt=b"\x00"),
     AbortSequences((1, 2)),
     SetPaused(True),
+    SetPriority(1, 9),
     Ping(7),
     Shutdown(),
     READY,

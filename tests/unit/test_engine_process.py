@@ -14,6 +14,7 @@ from headrace_worker.engine.messages import (
     Ping,
     Pong,
     SetPaused,
+    SetPriority,
     Shutdown,
     StepOutcome,
 )
@@ -151,3 +152,16 @@ def test_a_first_message_that_is_not_the_settings_is_an_error() -> None:
         engine.receive(EngineReady)
         engine.send(EngineSettings(model="again"))
         assert "EngineSettings is not a command" in engine.receive(EngineFailed).message
+
+
+def test_a_priority_that_is_changed_counts_from_the_next_step_on() -> None:
+    """Out of blocks, the sequence that has become the least urgent gives way, not the newest."""
+    with start_engine("--num-blocks", "8") as engine:
+        engine.receive(EngineReady)
+        engine.send(SetPaused(True))
+        engine.send(*(request(seq_id, [seq_id], max_tokens=100) for seq_id in (1, 2)))
+        engine.send(SetPriority(1, 9), SetPriority(77, 0), SetPaused(False))
+        outcomes = engine.receive_until(StepOutcome, lambda outcome: bool(outcome.preempted))
+        assert outcomes[-1].preempted == (1,)
+        rest = answer_of(engine, 1)
+        assert rest == fake_answer([1], max_tokens=100, seed=1)[-len(rest) :]

@@ -15,6 +15,7 @@ from headrace.keys import Keys
 from headrace.types import FinishReason, RequestState
 
 KEYS = Keys("q")
+_NAME = {"tenant": "t", "request_id": "r"}
 
 
 def test_every_call_has_its_function() -> None:
@@ -23,15 +24,7 @@ def test_every_call_has_its_function() -> None:
     built = {
         call.function
         for call in (
-            calls.enqueue(
-                KEYS,
-                tenant="t",
-                request_id="r",
-                payload=b"",
-                cost=1,
-                priority=0,
-                result_ttl_ms=1,
-            ),
+            calls.enqueue(KEYS, **_NAME, payload=b"", cost=1, priority=0, result_ttl_ms=1),
             calls.claim(
                 KEYS,
                 worker_id="w",
@@ -45,8 +38,7 @@ def test_every_call_has_its_function() -> None:
             calls.finish(
                 KEYS,
                 worker_id="w",
-                tenant="t",
-                request_id="r",
+                **_NAME,
                 epoch=1,
                 num_tokens=0,
                 state=RequestState.FINISHED,
@@ -56,10 +48,11 @@ def test_every_call_has_its_function() -> None:
             calls.renew(KEYS, worker_id="w", held=[], lease_ms=1),
             calls.release(KEYS, worker_id="w", held=[]),
             calls.reap(KEYS, worker_id="w", lease_ms=1, count=1),
-            calls.cancel(KEYS, tenant="t", request_id="r"),
-            calls.finish_now(KEYS, tenant="t", request_id="r"),
+            calls.cancel(KEYS, **_NAME),
+            calls.finish_now(KEYS, **_NAME),
+            calls.reprioritise(KEYS, **_NAME, priority=0),
             calls.wishes(KEYS, worker_id="w", held=[]),
-            calls.status(KEYS, tenant="t", request_id="r"),
+            calls.status(KEYS, **_NAME),
             calls.heartbeat(KEYS, worker_id="w", info={}, ttl_ms=1),
             calls.janitor(KEYS, worker_id="w", count=1),
             calls.depth(KEYS),

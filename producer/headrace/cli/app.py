@@ -7,12 +7,13 @@ import sys
 import typer
 
 from headrace.cli import dlq, render
+from headrace.cli.acl import acl
 from headrace.cli.demo import demo
 from headrace.cli.doctor import doctor
 from headrace.cli.exits import EXIT_CODES_HELP, exit_code_of
 from headrace.cli.generate import generate
 from headrace.cli.pull import pull
-from headrace.cli.requests import attach, cancel, enqueue, finish, status
+from headrace.cli.requests import attach, cancel, enqueue, finish, reprioritise, status
 from headrace.cli.run_batch import run_batch
 from headrace.cli.variables import check_variables
 from headrace.cli.worker import worker
@@ -42,7 +43,9 @@ app.command()(attach)
 app.command()(status)
 app.command()(cancel)
 app.command()(finish)
+app.command()(reprioritise)
 app.add_typer(dlq.app, name="dlq")
+app.command()(acl)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     add_help_option=False,

@@ -1,4 +1,4 @@
-"""``headrace enqueue``, ``attach``, ``status``, ``cancel``, ``finish``: one request at a time."""
+"""``headrace enqueue``, ``attach``, ``status`` and what changes one request at a time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from headrace.cli.served import Place, served
 from headrace.cli.workers import WorkerInfo, list_workers
 from headrace.functions import QueueDepth, depth
 from headrace.functions import run as call
+from headrace.keys import LANES
 from headrace.options import RequestOptions
 from headrace.types import RequestState, RequestStatus, Timeout
 
@@ -133,6 +134,19 @@ def finish(
         raise typer.Exit(run(_finish(place, request_id)))
 
 
+def reprioritise(
+    request_id: RequestId,
+    priority: Annotated[int, typer.Argument(help="0 is soonest.", min=0, max=LANES - 1)],
+    *,
+    redis_url: options.RedisUrl = None,
+    queue: options.Queue = options.DEFAULT_QUEUE,
+    tenant: options.Tenant = options.DEFAULT_TENANT,
+) -> None:
+    """Serve a request sooner or later, whether it waits or runs."""
+    with served(redis_url, queue, tenant) as place:
+        raise typer.Exit(run(_reprioritise(place, request_id, priority)))
+
+
 async def _enqueue(place: Place, prompt: str | None, request: RequestOptions) -> ExitCode:
     async with place.client() as client:
         render.write_result(await client.submit(prompt, **request))
@@ -160,6 +174,14 @@ async def _cancel(place: Place, request_id: str) -> ExitCode:
 async def _finish(place: Place, request_id: str) -> ExitCode:
     async with place.client() as client:
         return _say_end(request_id, await client.finish_now(request_id))
+
+
+async def _reprioritise(place: Place, request_id: str, priority: int) -> ExitCode:
+    async with place.client() as client:
+        state = await client.reprioritise(request_id, priority)
+    is_late = f"; it is {state} already" if state.is_terminal else ""
+    render.say(f"request {request_id} has priority {priority}{is_late}")
+    return ExitCode.OK
 
 
 def _say_end(request_id: str, state: RequestState) -> ExitCode:

@@ -1,5 +1,5 @@
--- cancel, finish_now, wishes, status, depth: what a client or an operator asks of a request and of
--- the queue.
+-- cancel, finish_now, reprioritise, wishes, status, depth: what a client or an operator asks of a
+-- request and of the queue.
 
 -- A hint, no more than the name of a request: its holder looks what is wanted. Without it, the
 -- holder learns from its next emit, or when it looks by itself.
@@ -29,6 +29,18 @@ end
 -- ARGV and reply as for cancel.
 local function finish_now(keys, args)
   return ask_to_end(keys[1], args[1], args[2], 'finish', stopped_early)
+end
+
+-- ARGV: tenant, request id, priority
+-- Reply: the state, or nil when the request is not known; one that has ended stays as it was.
+local function reprioritise(keys, args)
+  local q, lane = keys[1], priority_of(args[3])
+  local r = load_request(q, args[1], args[2])
+  if not r then return false end
+  if is_over(r) or r.lane == lane then return r.state end
+  move_lane(q, r, lane, now_ms(), r.epoch > 0)
+  if r.state == 'running' then tell_holder(q, r) else wake(q) end
+  return r.state
 end
 
 -- ARGV: worker, then held requests
@@ -61,6 +73,7 @@ end
 
 register('cancel', cancel, FREEING)
 register('finish_now', finish_now, FREEING)
+register('reprioritise', reprioritise)
 register('wishes', wishes, READING)
 register('status', status, READING)
 register('depth', depth, READING)

@@ -8,16 +8,13 @@ local function parse_enqueue(args)
   local request = {
     tenant = args[1], id = args[2], payload = args[3],
     cost = whole('cost', args[4], 1),
-    lane = whole('priority', args[5], 0),
+    lane = priority_of(args[5]),
     ttl_ms = optional_whole('ttl_ms', args[6], 0),
     deadline_ms = optional_whole('deadline_ms', args[7], 0),
     result_ttl_ms = whole('result_ttl_ms', args[8], 1),
     max_queued = optional_whole('max_queued', args[9], 1),
     attached = args[10] == '1' and 1 or 0,
   }
-  if request.lane >= LANES then
-    refuse('priority must be below ' .. LANES .. ', not ' .. args[5])
-  end
   if not is_tenant(request.tenant) then refuse('bad tenant ' .. request.tenant) end
   if not is_request_id(request.id) then refuse('bad request id ' .. request.id) end
   return request

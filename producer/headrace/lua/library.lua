@@ -68,6 +68,12 @@ local function optional_whole(name, value, low)
   return whole(name, value, low)
 end
 
+local function priority_of(value)
+  local lane = whole('priority', value, 0)
+  if lane >= LANES then refuse('priority must be below ' .. LANES .. ', not ' .. value) end
+  return lane
+end
+
 -- A count that Redis holds, or nil: what others wrote by hand must not make a function stumble.
 local function natural(text)
   return text and #text <= 16 and text:match('^%d+$') and tonumber(text) or nil
@@ -91,8 +97,11 @@ local function reference(tenant, id) return tenant .. ':' .. id end
 local function parse_reference(text) return text:match('^([^:]*):(.*)$') end
 
 -- Idle workers block on this stream. One entry is enough: its id only has to be newer than the
--- cursor that their last claim returned.
+-- cursor that their last claim returned. A stream whose ids somebody used up begins anew.
 local function wake(q)
+  local added = redis.pcall('XADD', wake_key(q), 'MAXLEN', 1, '*', 'w', 1)
+  if type(added) ~= 'table' or not added.err then return end
+  redis.call('DEL', wake_key(q))
   redis.call('XADD', wake_key(q), 'MAXLEN', 1, '*', 'w', 1)
 end
 

@@ -92,6 +92,26 @@ local function hand_to(q, r, consumer)
   claim_entry()
 end
 
+-- Take an unfinished request to another lane, with its holder and its counts. One that waits comes
+-- last among the new ones there, or with those that were handed back, which go before them.
+local function move_lane(q, r, lane, now, is_ahead)
+  local old_lane, old_entry = r.lane, r.entry
+  local size = redis.call('HSTRLEN', r.key, 'payload')
+  r.entry = add_entry(q, lane, r.tenant, r.id, r.cost, size)
+  r.lane = lane
+  redis.call('HSET', r.key, 'lane', lane, 'entry', r.entry)
+  if r.state == 'running' then
+    hand_to(q, r, r.owner)
+    count(q, 'running', lane, r.tenant, 1)
+  else
+    if is_ahead then hand_to(q, r, REQUEUED) end
+    count_queued(q, lane, r.tenant, r.cost, now)
+  end
+  drop_entry(q, old_lane, r.tenant, old_entry)
+  count(q, r.state, old_lane, r.tenant, -1)
+  close_lane(q, old_lane, r.tenant)
+end
+
 local function terminal_entry(reason, code, message)
   return cmsgpack.pack({ v = PROTOCOL, reason = reason, code = code, error = message })
 end

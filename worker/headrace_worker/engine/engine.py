@@ -114,6 +114,11 @@ class Engine:
                 else:
                     self.scheduler.remove(seq)
 
+    def reprioritise(self, seq_id: int, priority: int) -> None:
+        """Serve a sequence sooner or later from the next step on; an unknown id is ignored."""
+        if seq := self._sequences.get(seq_id):
+            self.scheduler.reprioritise(seq, priority)
+
     def step(self) -> StepOutcome:
         """Schedule → forward and sample → commit; one outcome.
 

@@ -31,6 +31,7 @@ _CODES: dict[type, int] = {
     messages.SetPaused: 4,
     messages.Ping: 5,
     messages.Shutdown: 6,
+    messages.SetPriority: 7,
     messages.EngineReady: 16,
     messages.StepOutcome: 17,
     messages.Pong: 18,

@@ -58,6 +58,14 @@ class AbortSequences:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPriority:
+    """Serve a sequence sooner or later than it was asked for; an unknown id is ignored."""
+
+    seq_id: int
+    priority: int  # 0 soonest … 9
+
+
+@dataclass(frozen=True, slots=True)
 class SetPaused:
     """Stop or go on stepping: how back-pressure from a slow Redis reaches the device."""
 
@@ -76,7 +84,7 @@ class Shutdown:
     """Leave the loop after the current step."""
 
 
-Command = AddSequence | AbortSequences | SetPaused | Ping | Shutdown
+Command = AddSequence | AbortSequences | SetPriority | SetPaused | Ping | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from headrace_worker.engine.messages import (
     Ping,
     Pong,
     SetPaused,
+    SetPriority,
     Shutdown,
 )
 from headrace_worker.engine.settings import EngineSettings
@@ -78,6 +79,8 @@ def serve(engine: Engine, channel: Channel, commands: list[Message]) -> None:
                     engine.add(command)
                 case AbortSequences(seq_ids):
                     engine.abort(seq_ids)
+                case SetPriority(seq_id, priority):
+                    engine.reprioritise(seq_id, priority)
                 case SetPaused(paused):
                     is_paused = paused
                 case Ping(nonce):

@@ -87,6 +87,15 @@ class Scheduler:
         """Queue a sequence that ``admission`` did not refuse."""
         insort(self.waiting, seq, key=_rank)
 
+    def reprioritise(self, seq: Sequence, priority: int) -> None:
+        """Change a sequence's rank, wherever it stands."""
+        is_waiting = seq in self.waiting
+        if is_waiting:
+            self.waiting.remove(seq)
+        seq.priority = priority
+        if is_waiting:
+            self.add(seq)
+
     def schedule(self) -> Schedule:
         """Choose the next step: running decodes, then running prefills, then waiting sequences.
 

@@ -140,7 +140,7 @@ def _command(seq_id: int, request: InFlight, prepared: PreparedRequest) -> AddSe
         token_ids=prepared.prompt_token_ids + output,
         num_prompt_tokens=len(prepared.prompt_token_ids),
         sampling=sampling,
-        priority=request.grant.priority,
+        priority=request.priority,
         salt=prepared.salt,
     )
 

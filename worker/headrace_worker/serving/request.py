@@ -99,9 +99,11 @@ class InFlight:
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     num_preemptions: int = 0
     key: tuple[str, str] = field(init=False)  # tenant and request id
+    priority: int = field(init=False)  # 0 soonest … 9; the grant's, until a client changes it
 
     def __post_init__(self) -> None:
         self.key = (self.grant.tenant, self.grant.request_id)
+        self.priority = self.grant.priority
 
     def move_to(self, phase: Phase) -> None:
         """Change the phase; the only place that does."""

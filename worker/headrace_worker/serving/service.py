@@ -24,6 +24,7 @@ from headrace_worker.engine.messages import (
     SequenceFailure,
     SequenceFinish,
     SetPaused,
+    SetPriority,
     StepOutcome,
 )
 from headrace_worker.serving.capacity import Capacity
@@ -159,6 +160,10 @@ class Service:
         if wish.end is not None:
             self._ledger.end(request, END_OF_WISH[wish.end])
             self._publisher.notify()
+        elif wish.priority != request.priority:
+            request.priority = wish.priority
+            if request.is_generating and request.seq_id is not None:
+                self._supervisor.send(SetPriority(request.seq_id, wish.priority))
 
     def lost(self, held: Held) -> None:
         """Drop a request whose lease is gone."""
