@@ -114,6 +114,7 @@ _PARTS = (
     "lane",
     "request",
     "strikes",
+    "promotion",
     "enqueue",
     "turns",
     "claim",

@@ -18,7 +18,9 @@ GROUP = "workers"
 LANES = 10
 """Number of priorities: 0 soonest … 9."""
 
-PERMANENT = frozenset({"in", "served", "stats", "deadlines", "workers", "wake", "dead"})
+PERMANENT = frozenset(
+    {"in", "served", "stats", "deadlines", "promotions", "workers", "wake", "dead"}
+)
 """Kinds of keys, the word behind the hash tag, that live without a TTL.
 
 ``in`` and ``served`` go away with a tenant's last request, ``wake`` holds one entry, ``dead`` is
@@ -84,6 +86,11 @@ class Keys:
         return f"{self.base}:deadlines"
 
     @property
+    def promotions(self) -> str:
+        """Sorted set: the same names by when they move to a sooner lane, Unix ms."""
+        return f"{self.base}:promotions"
+
+    @property
     def sweep(self) -> str:
         """String with TTL: the worker that reaps now."""
         return f"{self.base}:sweep"
@@ -100,7 +107,7 @@ class Keys:
 
     @property
     def control(self) -> str:
-        """Channel of hints to workers: ``<tenant>:<request id>`` of a running request to look at."""
+        """Channel of hints to workers: ``<tenant>:<request id>`` of a running request."""
         return f"{self.base}:ctl"
 
     @property

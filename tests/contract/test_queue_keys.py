@@ -31,7 +31,8 @@ def test_every_key_has_the_name_that_keys_py_gives_it(driver: QueueDriver, clien
     assert {key.decode() for key in client.scan_iter()} == {
         *(keys.request("acme", name) for name in ("done", "poison", "running")),
         *(keys.token_log("acme", name) for name in ("done", "poison", "running")),
-        *(keys.lane(3, "acme"), keys.served(3), keys.stats, keys.deadlines),
+        *(keys.lane(3, "acme"), keys.served(3), keys.stats),
+        *(keys.deadlines, keys.promotions),
         *(keys.worker("w1"), keys.workers, keys.sweep, keys.isolator, keys.wake, keys.dead),
     }
 
@@ -76,8 +77,8 @@ def test_functions_are_flagged_for_replicas_and_full_memory(
     }
     reading = {name for name, given in flags.items() if b"no-writes" in given}
     freeing = {name for name, given in flags.items() if b"allow-oom" in given}
-    assert reading == {"status", "depth", "list_dead"}
-    assert {"finish", "cancel", "reap", "renew", "release", "heartbeat"} <= freeing
+    assert reading == {"status", "depth", "list_dead", "wishes"}
+    assert {"finish", "finish_now", "cancel", "reap", "renew", "release", "heartbeat"} <= freeing
     assert not {"enqueue", "claim", "emit", "replay_dead"} & freeing
 
 

@@ -38,6 +38,7 @@ _ENQUEUE = _action(
     priority=_PRIORITIES,
     cost=st.sampled_from([1, 1, 400, 5000]),
     deadline_ms=st.sampled_from([None] * 9 + [1]),
+    ttl_ms=st.sampled_from([None] * 7 + [4, 40, 400]),
 )
 _CLAIM = _action(
     "claim",

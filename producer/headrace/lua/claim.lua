@@ -224,6 +224,7 @@ local function claim(keys, args)
   local now = now_ms()
   local grants, seen = granted_before(q, worker, nonce, now), { faults = {} }
   if not grants then
+    promote_due(q, now)
     grants, seen = search(q, worker, room, now)
     if #grants > 0 then remember_grants(q, worker, nonce, grants, room.lease_ms) end
   end

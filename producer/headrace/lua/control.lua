@@ -1,12 +1,6 @@
 -- cancel, finish_now, reprioritise, wishes, status, depth: what a client or an operator asks of a
 -- request and of the queue.
 
--- A hint, no more than the name of a request: its holder looks what is wanted. Without it, the
--- holder learns from its next emit, or when it looks by itself.
-local function tell_holder(q, r)
-  redis.call('PUBLISH', control_channel(q), reference(r.tenant, r.id))
-end
-
 -- End a request at once when nobody holds it, else raise a flag for the holder. The flag has the
 -- name of a field that load_request reads.
 local function ask_to_end(q, tenant, id, flag, ending)

@@ -47,6 +47,7 @@ local function accept(q, request, digest, now)
   if is_expired(r, now) then
     conclude(q, r, now, expired(r))
   else
+    plan_promotion(q, r)
     wake(q)
   end
   return r.state

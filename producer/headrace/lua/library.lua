@@ -39,6 +39,7 @@ local function worker_key(q, worker) return q .. ':worker:' .. worker end
 local function stats_key(q) return q .. ':stats' end
 local function workers_key(q) return q .. ':workers' end
 local function deadlines_key(q) return q .. ':deadlines' end
+local function promotions_key(q) return q .. ':promotions' end
 local function sweep_key(q) return q .. ':sweep' end
 local function isolator_key(q) return q .. ':isolator' end
 local function wake_key(q) return q .. ':wake' end

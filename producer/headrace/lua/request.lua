@@ -92,6 +92,12 @@ local function hand_to(q, r, consumer)
   claim_entry()
 end
 
+-- A hint, no more than the name of a request: its holder looks what is wanted. Without it, the
+-- holder learns from its next emit, or when it looks by itself.
+local function tell_holder(q, r)
+  redis.call('PUBLISH', control_channel(q), reference(r.tenant, r.id))
+end
+
 -- Take an unfinished request to another lane, with its holder and its counts. One that waits comes
 -- last among the new ones there, or with those that were handed back, which go before them.
 local function move_lane(q, r, lane, now, is_ahead)
@@ -168,6 +174,7 @@ local function conclude(q, r, now, ending)
   redis.call('PEXPIRE', r.key, r.result_ttl_ms * TOMBSTONE)
   drop_entry(q, r.lane, r.tenant, r.entry)
   redis.call('ZREM', deadlines_key(q), reference(r.tenant, r.id))
+  redis.call('ZREM', promotions_key(q), reference(r.tenant, r.id))
   count(q, r.state, r.lane, r.tenant, -1)
   count_bytes(q, -size)
   close_lane(q, r.lane, r.tenant)
@@ -204,6 +211,7 @@ local function close_orphan(q, what, lane, tenant, entry)
   drop_entry(q, lane, tenant, entry.id)
   redis.call('DEL', request_key(q, tenant, id))
   redis.call('ZREM', deadlines_key(q), reference(tenant, id))
+  redis.call('ZREM', promotions_key(q), reference(tenant, id))
   if is_counted then
     count(q, what, lane, tenant, -1)
     count_bytes(q, -entry.size)
