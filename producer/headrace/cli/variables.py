@@ -19,7 +19,7 @@ COMMAND_VARIABLES = _named(
     *("RAW", "SYSTEM", "MAX_TOKENS", "TEMPERATURE", "TOP_P", "TOP_K", "MIN_P", "SEED", "STOP"),
     *("PRIORITY", "TTL", "TENANT", "TIMEOUT", "REQUEST_ID", "AFTER", "COUNT", "ALL", "JSON"),
     *("INCLUDE_STOP", "BAD_WORD", "ECHO", "JSON_SCHEMA", "REGEX", "CHOICE"),
-    *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "PROMPTS", "QUIET"),
+    *("INPUT", "OUTPUT", "MAX_IN_FLIGHT", "PROMPTS", "QUIET", "USER", "ACL_PASSWORD"),
     # Given to the worker as flags, which win; as variables they would only be said twice.
     *("REDIS_URL", "QUEUE", "MODEL"),
 )

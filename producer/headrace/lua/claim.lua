@@ -8,6 +8,9 @@
 local MAX_CLOSED = 256 -- expired or broken entries put away in one call
 local MAX_GRANTS = 256
 local MAX_REPLY_BYTES = 8 * 1024 * 1024 -- payloads in one reply, but for the last
+-- No client makes a larger payload, as in packing.py. A worker never loads one that somebody wrote
+-- by hand, so its memory is bounded by what Redis would hand it.
+local MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
 local LEAST_ISOLATION_MS = 5000 -- well above the time between two claims of an idle worker
 
 -- The first entry that waits in a place of a lane, or nil; and what is wrong with the lane, if it is.
@@ -39,6 +42,11 @@ local function head(key, takes_suspects)
   return read_entry(read[1][2][1])
 end
 
+local function oversized(size)
+  return ended_by_queue('failed', 'error', 'undecodable',
+    'the payload has ' .. size .. ' bytes, at most ' .. MAX_PAYLOAD_BYTES .. ' are taken')
+end
+
 -- Put away what is not to be granted. Returns whether it did.
 local function put_away(q, lane, tenant, entry, r, now)
   if not entry.request_id then -- deleted or added by hand; the janitor finds whose it was
@@ -52,7 +60,9 @@ local function put_away(q, lane, tenant, entry, r, now)
   elseif is_expired(r, now) then
     conclude(q, r, now, expired(r))
   else
-    return false
+    local size = redis.call('HSTRLEN', r.key, 'payload')
+    if size <= MAX_PAYLOAD_BYTES then return false end
+    conclude(q, r, now, oversized(size))
   end
   return true
 end

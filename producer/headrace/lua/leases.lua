@@ -89,6 +89,9 @@ local function expire_overdue(q, now, most)
     local r = tenant and load_request(q, tenant, id)
     if not r or is_over(r) then
       redis.call('ZREM', deadlines_key(q), text)
+    elseif not is_expired(r, now) then -- its place here is not its own: any producer may write here
+      redis.call('ZREM', deadlines_key(q), text)
+      if r.deadline_ms then redis.call('ZADD', deadlines_key(q), r.deadline_ms, text) end
     elseif not is_left_to_holder(r, now) then
       conclude(q, r, now, expired(r))
       closed[#closed + 1] = { tenant, id }
