@@ -54,7 +54,7 @@ local function put_away(q, lane, tenant, entry, r, now)
   elseif not r then
     close_orphan(q, 'queued', lane, tenant, entry)
   elseif is_over(r) or r.entry ~= entry.id or r.lane ~= lane then
-    drop_entry(q, lane, tenant, entry.id) -- a stray copy
+    drop_stray(q, lane, tenant, entry.id)
   elseif r.state == 'running' then
     hand_to(q, r, r.owner) -- the group was lost and began again at 0; the holder has not changed
   elseif is_expired(r, now) then

@@ -100,3 +100,17 @@ local function drop_entry(q, lane, tenant, entry)
   redis.pcall('XACK', key, GROUP, entry)
   redis.pcall('XDEL', key, entry)
 end
+
+-- An entry that is no live request's. The janitor may have taken it for one that lost its count; then
+-- there are no more entries than requests.
+local function drop_stray(q, lane, tenant, entry)
+  local queued = redis.call('HGET', stats_key(q), 'queued:' .. lane .. ':' .. tenant)
+  local length = redis.pcall('XLEN', lane_key(q, lane, tenant))
+  local is_counted = queued and type(length) == 'number'
+    and length <= num_requests(q, lane, tenant)
+  drop_entry(q, lane, tenant, entry)
+  if is_counted then
+    count(q, 'queued', lane, tenant, -1)
+    close_lane(q, lane, tenant)
+  end
+end
