@@ -55,17 +55,19 @@ def enqueue(
     ttl_ms: int | None = None,
     deadline_ms: int | None = None,
     max_queued: int | None = None,
+    max_queued_per_tenant: int | None = None,
     attached: bool = True,
 ) -> Call[EnqueueReply]:
     """Queue a request once.
 
     Of ``ttl_ms`` (from now) and ``deadline_ms`` (Unix time by Redis's clock) the earlier counts.
-    ``cost`` estimates prompt and output tokens. ``attached`` asks for tokens as they come.
+    ``cost`` estimates prompt and output tokens. ``attached`` asks for tokens as they come. The
+    bounds count what waits, of the queue and of the tenant; handed-back requests pass them.
     """
     args: tuple[Arg, ...] = (
         *(tenant, request_id, payload, cost, priority),
         *(_optional(ttl_ms), _optional(deadline_ms), result_ttl_ms, _optional(max_queued)),
-        int(attached),
+        *(int(attached), _optional(max_queued_per_tenant)),
     )
     return Call("enqueue", keys.base, args, parsing.parse_enqueue)
 

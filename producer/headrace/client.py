@@ -26,9 +26,9 @@ class AsyncClient:
     """A queue, from the side that asks.
 
     ``url`` names a Redis or Valkey; ``result_ttl`` is how many seconds a result stays readable
-    after its end; ``max_queued`` bounds the queue, Overloaded beyond it; ``max_connections``
-    bounds the connections, however many streams are open. No I/O happens before the first call.
-    One event loop's tasks may share a client.
+    after its end; ``max_queued`` and ``max_queued_per_tenant`` bound what waits, Overloaded
+    beyond them; ``max_connections`` bounds the connections, however many streams are open. No I/O
+    happens before the first call. One event loop's tasks may share a client.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class AsyncClient:
         timeout: Timeout | None = None,
         result_ttl: float = 3600.0,
         max_queued: int | None = None,
+        max_queued_per_tenant: int | None = None,
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
     ) -> None:
         self._core = ClientCore(
@@ -49,6 +50,7 @@ class AsyncClient:
             timeout=timeout,
             result_ttl=result_ttl,
             max_queued=max_queued,
+            max_queued_per_tenant=max_queued_per_tenant,
             max_connections=max_connections,
         )
         self._link = AsyncLink(self._core.connections, self._core.keys, self._core.timeout.redis)

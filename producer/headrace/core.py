@@ -32,10 +32,13 @@ class ClientCore:
         timeout: Timeout | None,
         result_ttl: float,
         max_queued: int | None,
+        max_queued_per_tenant: int | None,
         max_connections: int,
     ) -> None:
-        if max_queued is not None:
-            check_count("max_queued", max_queued)
+        bounds = {"max_queued": max_queued, "max_queued_per_tenant": max_queued_per_tenant}
+        for name, bound in bounds.items():
+            if bound is not None:
+                check_count(name, bound)
         self.keys = Keys(queue)
         self.timeout = Timeout() if timeout is None else timeout
         self.bulk_timeout = BULK_TIMEOUT if timeout is None else timeout
@@ -45,6 +48,7 @@ class ClientCore:
             tenant=check_tenant(tenant),
             result_ttl_ms=milliseconds("result_ttl", result_ttl),
             max_queued=max_queued,
+            max_queued_per_tenant=max_queued_per_tenant,
         )
 
     def prepare(

@@ -13,7 +13,7 @@ HeadraceError
 └── RequestError                              the answer is "no"
     ├── InvalidRequest (also ValueError)      bad parameters, prompt too long, undecodable
     ├── UnknownModel                          no worker of this queue serves that model
-    ├── Overloaded                            queue bound reached; try again after .retry_after_s
+    ├── Overloaded                            a .bound is reached; try again after .retry_after_s
     ├── RequestCancelled                      somebody cancelled it
     ├── RequestConflict                       same id, other payload
     ├── RequestNotFound                       this queue never heard of the id
@@ -47,6 +47,13 @@ class ErrorCode(StrEnum):
     LOST = "lost"
     DEAD_LETTERED = "dead_lettered"
     ENGINE_FAILURE = "engine_failure"
+
+
+class QueueBound(StrEnum):
+    """Which bound on the number of queued requests keeps another one out."""
+
+    QUEUE = "queue"  # of all tenants together
+    TENANT = "tenant"  # of this one: others may go on
 
 
 MAX_MESSAGE_LENGTH = 500
@@ -141,7 +148,7 @@ class UnknownModel(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue's bound is reached."""
+    """A bound on queued requests is reached, of the queue or of the tenant."""
 
     retryable = True
     default_code = ErrorCode.OVERLOADED
@@ -154,8 +161,10 @@ class Overloaded(RequestError):
         code: ErrorCode | None = None,
         worker_id: str | None = None,
         retry_after_s: float = 1.0,
+        bound: QueueBound = QueueBound.QUEUE,
     ) -> None:
         self.retry_after_s = retry_after_s
+        self.bound = bound
         super().__init__(message, request_id=request_id, code=code, worker_id=worker_id)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from headrace.errors import QueueBound
 from headrace.replies import (
     ClaimReply,
     DeadLetter,
@@ -28,10 +29,11 @@ from headrace.types import FinishReason, RequestState, RequestStatus
 
 
 def parse_enqueue(reply: Any) -> EnqueueReply:
-    """Read ``[outcome, state]`` or ``[FULL, retry after ms]``."""
+    """Read ``[outcome, state]`` or ``[FULL, retry after ms, bound]``."""
     outcome = EnqueueOutcome(_text(reply[0]))
     if outcome is EnqueueOutcome.FULL:
-        return EnqueueReply(outcome, retry_after_s=int(reply[1]) / 1000)
+        bound = QueueBound(_text(reply[2]))
+        return EnqueueReply(outcome, retry_after_s=int(reply[1]) / 1000, bound=bound)
     return EnqueueReply(outcome, RequestState(_text(reply[1])))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.errors import QueueBound
 from headrace.types import RequestState
 
 
@@ -15,7 +16,7 @@ class EnqueueOutcome(StrEnum):
     OK = "OK"  # queued now
     DUPLICATE = "DUPLICATE"  # known: same id, same payload
     CONFLICT = "CONFLICT"  # same id, other payload
-    FULL = "FULL"  # the bound on queued requests is reached
+    FULL = "FULL"  # a bound on queued requests is reached
 
 
 class EmitOutcome(StrEnum):
@@ -48,6 +49,7 @@ class EnqueueReply:
     outcome: EnqueueOutcome
     state: RequestState | None = None  # None when FULL
     retry_after_s: float | None = None  # only when FULL
+    bound: QueueBound | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)

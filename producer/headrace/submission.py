@@ -13,7 +13,13 @@ from hashlib import blake2b
 from typing import Any
 
 from headrace.calls import Call, enqueue
-from headrace.errors import InvalidRequest, Overloaded, RequestConflict, RequestError
+from headrace.errors import (
+    InvalidRequest,
+    Overloaded,
+    QueueBound,
+    RequestConflict,
+    RequestError,
+)
 from headrace.groups import member_id
 from headrace.keys import Keys, check_request_id, check_tenant
 from headrace.metadata import checked_metadata
@@ -39,6 +45,7 @@ class Defaults:
     tenant: str
     result_ttl_ms: int  # how long a result outlives its end
     max_queued: int | None  # bound of the queue; None: unbounded
+    max_queued_per_tenant: int | None = None  # likewise of a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,10 @@ def refusal(reply: EnqueueReply, request_id: str) -> RequestError | None:
         return RequestConflict(message, request_id=request_id)
     if reply.outcome is EnqueueOutcome.FULL:
         delay_s = 1.0 if reply.retry_after_s is None else reply.retry_after_s
-        message = f"the queue is full; try again in {delay_s:g} s"
-        return Overloaded(message, request_id=request_id, retry_after_s=delay_s)
+        bound = reply.bound or QueueBound.QUEUE
+        what = "the queue is full" if bound is QueueBound.QUEUE else "the tenant's share is full"
+        message = f"{what}; try again in {delay_s:g} s"
+        return Overloaded(message, request_id=request_id, retry_after_s=delay_s, bound=bound)
     return None
 
 
@@ -179,6 +188,7 @@ def _part(
         deadline_ms=delivery.deadline_ms,
         result_ttl_ms=defaults.result_ttl_ms,
         max_queued=defaults.max_queued,
+        max_queued_per_tenant=defaults.max_queued_per_tenant,
         attached=attached,
     )
     log_key = defaults.keys.token_log(message.tenant, message.request_id)

@@ -13,6 +13,7 @@ from headrace import (
     FinishReason,
     InvalidRequest,
     Overloaded,
+    QueueBound,
     RequestCancelled,
     RequestConflict,
     RequestError,
@@ -216,6 +217,17 @@ async def test_full_queue_is_overloaded(connect: Connect, driver: QueueDriver) -
         await any_client.submit("Hi")
     assert caught.value.retry_after > 0
     assert caught.value.retryable
+    assert caught.value.bound is QueueBound.QUEUE
+
+
+async def test_a_full_tenant_is_overloaded_alone(connect: Connect, driver: QueueDriver) -> None:
+    """Beyond max_queued_per_tenant one tenant is refused, and the error says that it is its own."""
+    any_client = connect(max_queued_per_tenant=1)
+    await any_client.submit("Hi")
+    with pytest.raises(Overloaded, match="tenant") as caught:
+        await any_client.submit("Hi")
+    assert caught.value.bound is QueueBound.TENANT
+    await any_client.submit("Hi", tenant="other")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from redis import Redis
 
-from headrace.errors import ErrorCode, TransportError
+from headrace.errors import ErrorCode, QueueBound, TransportError
 from headrace.functions import EnqueueOutcome
 from headrace.types import FinishReason, RequestState
 from support.queue_driver import QueueDriver
@@ -107,6 +107,21 @@ def test_a_full_queue_takes_no_more_and_says_when_to_come_back(driver: QueueDriv
     assert not driver.client.exists(driver.keys.request("acme", "r2"))
 
 
+def test_a_tenant_at_its_bound_does_not_shut_out_others(driver: QueueDriver) -> None:
+    """What it has queued in all lanes counts, what runs does not; the answer says whose bound."""
+    both = {"max_queued": 4, "max_queued_per_tenant": 2}
+    for name, priority in (("r1", 0), ("r2", 9)):
+        driver.enqueue(name, priority=priority, **both)
+    reply = driver.enqueue("r3", **both)
+    assert (reply.outcome, reply.bound) == (EnqueueOutcome.FULL, QueueBound.TENANT)
+    assert driver.enqueue("r1", **both).outcome is EnqueueOutcome.DUPLICATE
+    for name in ("r1", "r2"):
+        assert driver.enqueue(name, tenant="zeta", **both).outcome is EnqueueOutcome.OK
+    assert driver.enqueue("r1", tenant="third", **both).bound is QueueBound.QUEUE
+    driver.grant()
+    assert driver.enqueue("r3", **both).outcome is EnqueueOutcome.OK
+
+
 def test_a_full_queue_still_knows_what_it_holds(driver: QueueDriver) -> None:
     """A retry of an accepted request is a duplicate even when the queue is full."""
     driver.enqueue("r1", max_queued=1)
@@ -146,6 +161,7 @@ def test_a_request_that_is_late_already_ends_at_once(driver: QueueDriver) -> Non
         ("result_ttl_ms", 0),
         ("ttl_ms", -1),
         ("max_queued", 0),
+        ("max_queued_per_tenant", 0),
         ("tenant", "a:b"),
         ("request_id", ""),
     ],

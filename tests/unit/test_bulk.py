@@ -170,6 +170,7 @@ def make_core(timeout: Timeout | None) -> ClientCore:
         timeout=timeout,
         result_ttl=60.0,
         max_queued=None,
+        max_queued_per_tenant=None,
         max_connections=4,
     )
 

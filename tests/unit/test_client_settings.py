@@ -28,6 +28,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"result_ttl": math.inf}, "result_ttl"),
     ({"max_queued": 0}, "max_queued"),
     ({"max_queued": True}, "max_queued"),
+    ({"max_queued_per_tenant": 0}, "max_queued_per_tenant"),
     ({"max_connections": 1}, "max_connections"),
     ({"max_connections": 2.0}, "max_connections"),
 ]

@@ -90,7 +90,7 @@ def test_what_is_not_given_is_sent_empty() -> None:
         result_ttl_ms=9,
         attached=False,
     )
-    assert call.args == ("t", "r", b"p", 1, 0, "", "", 9, "", 0)
+    assert call.args == ("t", "r", b"p", 1, 0, "", "", 9, "", 0, "")
 
 
 @pytest.mark.parametrize("is_map", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InvalidRequest, Overloaded, RequestConflict
+from headrace.errors import InvalidRequest, Overloaded, QueueBound, RequestConflict
 from headrace.keys import Keys
 from headrace.options import DEFAULT_PRIORITY
 from headrace.packing import MAX_PROMPT_TOKENS
@@ -129,13 +129,12 @@ def test_same_arguments_make_the_same_payload() -> None:
 
 
 def test_defaults_fill_in_what_a_call_leaves_out() -> None:
-    """Queue, tenant, priority, result ttl and bound come from the client."""
+    """Queue, tenant, priority, result ttl and bounds come from the client."""
     (part,) = submission(request_id="r").parts
-    tenant, request_id, _, cost, priority, ttl, deadline, result_ttl, bound, attached = (
-        part.call.args
-    )
+    tenant, request_id, _, cost, priority, *rest = part.call.args
     assert (tenant, request_id, priority) == ("default", "r", DEFAULT_PRIORITY)
-    assert (ttl, deadline, bound) == ("", "", "")
+    ttl, deadline, result_ttl, bound, attached, bound_of_tenant = rest
+    assert (ttl, deadline, bound, bound_of_tenant) == ("", "", "", "")
     assert (result_ttl, attached) == (3_600_000, 1)
     assert part.log_key == Keys("q").token_log("default", "r")
     assert cost == 1 + DEFAULT_MAX_TOKENS
@@ -187,9 +186,11 @@ def test_answers_to_enqueue_become_errors() -> None:
     """CONFLICT and FULL are errors that carry what the caller needs; OK and DUPLICATE are none."""
     conflict = refusal(EnqueueReply(EnqueueOutcome.CONFLICT, RequestState.QUEUED), "r1")
     assert isinstance(conflict, RequestConflict)
-    full = refusal(EnqueueReply(EnqueueOutcome.FULL, None, 2.5), "r1")
-    assert isinstance(full, Overloaded)
-    assert (full.retry_after, full.request_id) == (2.5, "r1")
+    for bound, words in ((QueueBound.QUEUE, "queue is full"), (QueueBound.TENANT, "tenant's")):
+        full = refusal(EnqueueReply(EnqueueOutcome.FULL, None, 2.5, bound), "r1")
+        assert isinstance(full, Overloaded)
+        assert (full.retry_after, full.request_id, full.bound) == (2.5, "r1", bound)
+        assert words in full.message
     for outcome in (EnqueueOutcome.OK, EnqueueOutcome.DUPLICATE):
         assert refusal(EnqueueReply(outcome, RequestState.QUEUED), "r1") is None
 

@@ -1,8 +1,9 @@
 -- enqueue: accept a request once, however often it is sent.
 --
 -- ARGV: tenant, request id, payload, cost, priority, ttl ms or '', deadline in Unix ms or '',
---       result ttl ms, most queued or '', attached 0/1
--- Reply: {"OK", state} · {"DUPLICATE", state} · {"CONFLICT", state} · {"FULL", retry after ms}
+--       result ttl ms, most queued or '', attached 0/1, most queued of the tenant or ''
+-- Reply: {"OK", state} · {"DUPLICATE", state} · {"CONFLICT", state}
+--        {"FULL", retry after ms, "queue" or "tenant": whose bound it is}
 
 local function parse_enqueue(args)
   local request = {
@@ -14,6 +15,7 @@ local function parse_enqueue(args)
     result_ttl_ms = whole('result_ttl_ms', args[8], 1),
     max_queued = optional_whole('max_queued', args[9], 1),
     attached = args[10] == '1' and 1 or 0,
+    max_of_tenant = optional_whole('max_queued_per_tenant', args[11] or '', 1),
   }
   if not is_tenant(request.tenant) then refuse('bad tenant ' .. request.tenant) end
   if not is_request_id(request.id) then refuse('bad request id ' .. request.id) end
@@ -53,14 +55,30 @@ local function accept(q, request, digest, now)
   return r.state
 end
 
+local function num_queued_of(q, tenant)
+  local fields, sum = {}, 0
+  for lane = 0, LANES - 1 do fields[lane + 1] = 'queued:' .. lane .. ':' .. tenant end
+  local counts = redis.call('HMGET', stats_key(q), unpack(fields))
+  for lane = 0, LANES - 1 do sum = sum + (natural(counts[lane + 1]) or 0) end
+  return sum
+end
+
+-- The bound that keeps a request out, or nil. A tenant hears of its own first: that one it can mend.
+local function reached_bound(q, request)
+  local most = request.max_of_tenant
+  if most and num_queued_of(q, request.tenant) >= most then return 'tenant' end
+  local queued = natural(redis.call('HGET', stats_key(q), 'queued')) or 0
+  if request.max_queued and queued >= request.max_queued then return 'queue' end
+end
+
 local function enqueue(keys, args)
   local q = keys[1]
   local request = parse_enqueue(args)
   local digest = redis.sha1hex(request.payload)
   local known = redis.call('HMGET', request_key(q, request.tenant, request.id), 'state', 'digest')
   if known[1] then return { known[2] == digest and 'DUPLICATE' or 'CONFLICT', known[1] } end
-  local queued = tonumber(redis.call('HGET', stats_key(q), 'queued') or 0)
-  if request.max_queued and queued >= request.max_queued then return { 'FULL', RETRY_AFTER_MS } end
+  local bound = reached_bound(q, request)
+  if bound then return { 'FULL', RETRY_AFTER_MS, bound } end
   return { 'OK', accept(q, request, digest, now_ms()) }
 end
 
