@@ -20,6 +20,10 @@ from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import CANCELLED, STOPPED_EARLY, InFlight, Phase
 
+FINISHES_AT_A_TIME = (
+    32  # each takes a connection, and redis-py has 100; emits and renewals share it
+)
+
 
 class Publisher:
     """Touched on the event loop only."""
@@ -71,7 +75,8 @@ class Publisher:
             await self._emit_due(until)
             ready = [request for request in self._ledger.requests if request.is_ready_to_finish]
             outcomes = await asyncio.gather(
-                *(self._ledger.finish(request) for request in ready), return_exceptions=True
+                *(self._ledger.finish(request) for request in ready[:FINISHES_AT_A_TIME]),
+                return_exceptions=True,
             )
         self._pressure.update(self._ledger.num_unacknowledged)
         for outcome in outcomes:
