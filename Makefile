@@ -10,6 +10,8 @@ MODEL := smollm2-135m
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 MINUTES ?= 10
+SCALE ?= 1
+CHAOS_ARGS ?=
 BENCH_ARGS ?= --requests 64
 
 # Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
@@ -17,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-redis test-long equivalence mutants check format bench clean
+.PHONY: help setup model demo test test-redis test-long equivalence chaos mutants check format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,6 +53,9 @@ equivalence: $(STAMP) ## print model family × option: ids compared, identical, 
 
 test-long: model ## random schedules for MINUTES (10), the whole matrix, SmolLM2 against generate
 	$(TEST_ENV) $(BIN)/python -m tests.equivalence.long --minutes $(MINUTES)
+
+chaos: model ## run the fault matrix at SCALE (1) of its full size; CHAOS_ARGS="--only F --seed N"
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m support.chaos_run --scale $(SCALE) $(CHAOS_ARGS)
 
 mutants: $(STAMP) ## plant faults in a copy of the source, and see the tests catch each of them
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m mutations.check

@@ -32,6 +32,8 @@ from headrace_worker.engine.settings import EngineSettings
 FAKE_VOCAB_SIZE = 1024
 FAKE_SAMPLED_IDS = 256  # answers use ids below this, so a byte tokenizer can decode them
 FAKE_LOGPROB = -0.5
+TALLY_RECORD = "<QI"
+"""What --tally writes for each token made: the seed of its request, its offset in the output."""
 
 
 class Misfortune:
@@ -68,8 +70,9 @@ def fake_answer(
 class FakeRunner:
     """Takes a set time for each step and hashes instead of computing."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, tally: str | None = None) -> None:
         self._step_s = step_s
+        self._tally = open(tally, "ab", buffering=0) if tally else None  # noqa: SIM115 - for life
 
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         """Answer scores, and a token for each share that samples, unless a prompt is trouble."""
@@ -77,7 +80,15 @@ class FakeRunner:
             _meet_misfortune(share.seq)
         time.sleep(self._step_s)
         scores = [_score(share) for share in scheduled if share.scored]
+        if self._tally:
+            self._tally.write(_tally_of(scheduled))
         return [*scores, *(_sample(share.seq) for share in scheduled if share.samples)]
+
+
+def _tally_of(scheduled: ReadOnlyList[ScheduledSequence]) -> bytes:
+    sampling = [share.seq for share in scheduled if share.samples]
+    made = [(seq.sampling.seed, seq.num_output_tokens) for seq in sampling]
+    return b"".join(struct.pack(TALLY_RECORD, *record) for record in made)
 
 
 def _score(share: ScheduledSequence) -> PromptLogprobs:
@@ -120,18 +131,25 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.0, help="how long a step takes")
     parser.add_argument("--num-blocks", type=int, default=512, help="size of the block pool")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long loading takes")
+    parser.add_argument("--tally", help="file that gets a record of every token made")
     args = parser.parse_args()
 
     def load(settings: EngineSettings) -> tuple[Engine, EngineReady]:
         time.sleep(args.load_s)
-        engine = build_fake_engine(settings, num_blocks=args.num_blocks, step_s=args.step_s)
+        engine = build_fake_engine(
+            settings, num_blocks=args.num_blocks, step_s=args.step_s, tally=args.tally
+        )
         return engine, _describe(engine, settings, args.load_s)
 
     return run(args.fd, load)
 
 
 def build_fake_engine(
-    settings: EngineSettings, *, num_blocks: int = 512, step_s: float = 0.0
+    settings: EngineSettings,
+    *,
+    num_blocks: int = 512,
+    step_s: float = 0.0,
+    tally: str | None = None,
 ) -> Engine:
     """Build the same engine in this process."""
     pool = BlockPool(
@@ -146,7 +164,7 @@ def build_fake_engine(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
-    return Engine(scheduler, FakeRunner(step_s), vocab_size=FAKE_VOCAB_SIZE)
+    return Engine(scheduler, FakeRunner(step_s, tally), vocab_size=FAKE_VOCAB_SIZE)
 
 
 def _describe(engine: Engine, settings: EngineSettings, load_s: float) -> EngineReady:

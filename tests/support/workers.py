@@ -114,6 +114,11 @@ class WorkerFarm:
         worker.wait_until_ready()
         return worker
 
+    @property
+    def workers(self) -> tuple[WorkerProcess, ...]:
+        """All that were ever started, dead ones included."""
+        return tuple(self._workers)
+
     def close(self) -> None:
         """Kill what still runs."""
         for worker in self._workers:
