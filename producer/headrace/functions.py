@@ -61,6 +61,7 @@ from headrace.replies import (
 
 __all__ = [
     "LIBRARY",
+    "REDIS_FAILURES",
     "Call",
     "ClaimReply",
     "DeadLetter",
@@ -108,6 +109,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+REDIS_FAILURES = (exceptions.RedisError, OSError, TypeError, AttributeError)
+"""What redis-py raises; the last two when a connection breaks at a bad moment."""
 
 _PARTS = (
     "library",
@@ -197,8 +201,7 @@ def _is_missing(error: exceptions.ResponseError) -> bool:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    # redis-py raises TypeError and AttributeError, too, when a connection breaks at a bad moment.
-    except (exceptions.RedisError, OSError, TypeError, AttributeError) as error:
+    except REDIS_FAILURES as error:
         wrapped = TransportError(f"Redis: {error or type(error).__name__}")
         wrapped.retryable_later = _is_passing(error)
         raise wrapped from error

@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import redis.asyncio
-from redis import exceptions
 
 from headrace.assembly import LogAssembly
 from headrace.calls import Call, cancel, status
 from headrace.connections import COMMAND_TIMEOUT_S, ConnectionSettings
 from headrace.errors import RequestError, RequestNotFound, TransportError
-from headrace.functions import run
+from headrace.functions import REDIS_FAILURES, run
 from headrace.groups import member_id
 from headrace.keys import Keys
 from headrace.multiplexer import Multiplexer
@@ -121,7 +120,7 @@ class AsyncLink:
         """Read a log at once, beside the readers; raises TransportError."""
         try:
             found = await self._in_time(lambda: read_logs(self._redis, [log], None))
-        except (exceptions.RedisError, OSError) as error:
+        except REDIS_FAILURES as error:
             failure = TransportError(f"Redis: {error}")
             failure.retryable_later = not is_refusal(error)
             raise failure from error

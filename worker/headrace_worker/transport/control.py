@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import redis.exceptions as redis_errors
 from redis.asyncio import Redis
 
 from headrace.errors import TransportError
-from headrace.functions import Held, Wish
+from headrace.functions import REDIS_FAILURES, Held, Wish
 from headrace.keys import Keys
 from headrace_worker.backoff import Backoff
 
@@ -56,7 +55,7 @@ class ControlListener:
         while True:
             try:
                 await self._listen(backoff)
-            except (redis_errors.RedisError, OSError):  # the link tells; hints are only hints
+            except REDIS_FAILURES:  # the link tells; hints are only hints
                 await asyncio.sleep(backoff.next_delay_s())
 
     async def look_at_all(self) -> None:

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import redis.exceptions as redis_errors
 from redis.asyncio import Redis
 
 from headrace import functions
-from headrace.errors import TransportError
+from headrace.errors import ProtocolError, TransportError
 from headrace.functions import (
     ClaimReply,
     EmitItem,
@@ -32,6 +31,10 @@ from headrace.protocol import (
 from headrace.types import RequestState, RequestStatus
 from headrace_worker.transport.claim import Claimer
 from headrace_worker.transport.link import Link
+
+ENTRIES_A_PAGE = 256
+MAX_LOG_BYTES = 128 * 1024 * 1024
+"""Bytes of a token log that are taken up; a whole context with logprobs has less."""
 
 
 class Room(Protocol):
@@ -87,20 +90,36 @@ class RedisQueue:
         try:
             async with asyncio.timeout(timeout_s + self._link.timeout_s):
                 await self._blocking.xread({self._keys.wake: cursor}, block=round(timeout_s * 1000))
-        except (redis_errors.RedisError, OSError) as error:
+        except functions.REDIS_FAILURES as error:
             raise self._lost("wait", error) from error
         self._link.found("wait")
 
     async def read_token_log(self, grant: Grant) -> tuple[ChunkMessage, ...]:
         """Return what earlier epochs emitted; raises ProtocolError for a log that is unreadable."""
         name = self._keys.token_log(grant.tenant, grant.request_id)
+        chunks: list[ChunkMessage] = []
+        start, num_bytes = "-", 0
+        while True:
+            entries = await self._read_page(name, start)
+            for entry_id, fields in entries:
+                if CHUNK_FIELD not in fields:
+                    raise ProtocolError(f"entry {entry_id.decode()} of the token log is no chunk")
+                num_bytes += len(fields[CHUNK_FIELD])
+                if num_bytes > MAX_LOG_BYTES:
+                    raise ProtocolError(f"the token log has more than {MAX_LOG_BYTES} bytes")
+                chunks.append(decode_chunk(fields[CHUNK_FIELD]))
+            if len(entries) < ENTRIES_A_PAGE:
+                return tuple(chunks)
+            start = f"({entries[-1][0].decode()}"  # behind the last one
+
+    async def _read_page(self, name: str, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
         try:
             async with asyncio.timeout(self._link.timeout_s):
-                entries: Any = await self._link.redis.xrange(name)
-        except (redis_errors.RedisError, OSError) as error:
+                entries: Any = await self._link.redis.xrange(name, start, count=ENTRIES_A_PAGE)
+        except functions.REDIS_FAILURES as error:
             raise self._lost("read", error) from error
         self._link.found("read")
-        return tuple(decode_chunk(fields[CHUNK_FIELD]) for _, fields in entries)
+        return list(entries)
 
     async def emit(self, items: Sequence[EmitItem]) -> tuple[EmitReply, ...]:
         """Append to token logs, one item a request."""
