@@ -58,6 +58,23 @@ def test_a_crash_gives_strikes_to_the_batch_only(driver: QueueDriver, farm: Work
 
 
 @ON_VALKEY
+def test_a_killed_engine_gives_no_strike_to_those_that_waited_in_it(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """It had no time to say who was in its batch, but it had said who was not."""
+    enqueue(driver, poison(Misfortune.CRASH, at=38))
+    worker = farm.ready(*LONG_LEASE, "--max-num-seqs", "1", engine=SLOW)
+    worker.wait_for("request.admitted")
+    enqueue(driver, waiting := Asked("waiting"))
+    worker.wait_for("request.received", count=2)
+    worker.wait_for("engine.step_failed")
+    wait_for_ends(driver, waiting)
+    check_stream(driver, waiting)
+    assert (driver.status("waiting").epoch, driver.status("waiting").strikes) == (2, 0)
+    assert driver.status("poison").strikes >= 1
+
+
+@ON_VALKEY
 def test_a_request_that_fails_alone_takes_nobody_along(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:

@@ -84,3 +84,13 @@ def test_padding_in_a_request_does_not_break_the_engine(command: AddSequence) ->
     answers = run(make_engine(sampled_vocab_size=62), command, request(2, [5]))
     assert answers.tokens[1] == [5] * 8
     assert answers.tokens[2] == solo(request(2, [5]))
+
+
+def test_who_has_no_share_in_a_step_is_told_before_it_and_when_that_changes() -> None:
+    """With room for one, the other two are bystanders; nobody is once each has its turn."""
+    told: list[tuple[int, ...]] = []
+    engine = make_engine(max_num_seqs=1)
+    engine.on_bystanders = told.append
+    answers = run(engine, request(1, [1]), request(2, [2]), request(3, [3]))
+    assert told == [(2, 3), (3,), ()]
+    assert set(answers.tokens) == {1, 2, 3}

@@ -15,6 +15,7 @@ from headrace_worker.engine import framing
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 from headrace_worker.engine.messages import (
     AbortSequences,
+    Bystanders,
     Command,
     EngineFailed,
     EngineReady,
@@ -63,6 +64,7 @@ MESSAGES: list[Message] = [
     READY,
     OUTCOME,
     Pong(7, 3),
+    Bystanders((4, 5)),
     EngineFailed("broken", (1, 2)),
 ]
 

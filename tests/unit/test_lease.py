@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import TransportError
 from headrace.functions import Held
+from headrace_worker.transport import lease
 from headrace_worker.transport.lease import LeaseKeeper
 from support.waiting import eventually_async
 
@@ -34,14 +35,14 @@ class Renewals:
 class Keeping:
     """A keeper with settable surroundings."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_s: float = 0.02) -> None:
         self.renewals = Renewals()
         self.held: list[Held] = [MINE, OTHER]
         self.is_alive = True
         self.dropped: list[Held] = []
         self.keeper = LeaseKeeper(
             self.renewals,
-            lease_s=0.02,
+            lease_s=lease_s,
             held=lambda: self.held,
             may_renew=lambda: self.is_alive,
             on_lost=self.dropped.append,
@@ -92,5 +93,23 @@ async def test_a_failed_renewal_is_followed_by_the_next(keeping: Keeping) -> Non
 
     try:
         await eventually_async(enough)
+    finally:
+        running.cancel()
+
+
+async def test_a_long_lease_is_renewed_soon_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not a quarter of the lease later: somebody with a shorter one may sweep before that."""
+    monkeypatch.setattr(lease, "RETRY_S", 0.01)
+    keeping = Keeping(lease_s=2)
+    keeping.renewals.num_failures = 5
+    running = asyncio.create_task(keeping.keeper.run())
+
+    async def has_renewed() -> bool:
+        return len(keeping.renewals.asked) == 6
+
+    try:
+        await eventually_async(has_renewed, timeout_s=2)
     finally:
         running.cancel()

@@ -6,7 +6,7 @@ what runs the tensors is the Runner, so the same engine drives a model or a test
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ReadOnlyList
 from itertools import chain
 from time import perf_counter
@@ -58,6 +58,8 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.grammars = grammars  # None: a sequence that brings one is refused
+        # Told before a step who has no share in it, when that has changed; None: nobody asks.
+        self.on_bystanders: Callable[[tuple[int, ...]], None] | None = None
         self.num_steps = 0
         self.adds_seen = 0  # AddSequence commands so far
         self._runner = runner
@@ -67,6 +69,7 @@ class Engine:
         self._finished: list[tuple[int, SequenceFinish]] = []  # not reported yet
         self._failed: list[SequenceFailure] = []  # not reported yet
         self._has_freed_blocks = False  # by an abort; not reported yet
+        self._bystanders: tuple[int, ...] = ()  # as told last
 
     @property
     def has_work(self) -> bool:
@@ -129,6 +132,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         scheduled = _decodes_first(schedule)
         num_new_tokens = [share.num_new_tokens for share in scheduled]
+        self._tell_bystanders(scheduled)
         results = self._commit(scheduled, self._execute(scheduled))
         finished, self._finished = self._finished, []
         failed, self._failed = self._failed, []
@@ -151,6 +155,16 @@ class Engine:
             step_s=perf_counter() - started_s,
             prompt_logprobs=tuple(told for told in results if isinstance(told, PromptLogprobs)),
         )
+
+    def _tell_bystanders(self, scheduled: list[ScheduledSequence]) -> None:
+        if self.on_bystanders is None:
+            return
+        in_step = {share.seq.seq_id for share in scheduled}
+        here = (seq.seq_id for seq in (*self.scheduler.running, *self.scheduler.waiting))
+        bystanders = tuple(seq_id for seq_id in here if seq_id not in in_step)
+        if bystanders != self._bystanders:
+            self._bystanders = bystanders
+            self.on_bystanders(bystanders)
 
     def _enter(self, seq: Sequence) -> None:
         seq.ended = seq.finish_reason(self.scheduler.admission.max_model_len)

@@ -36,6 +36,7 @@ _CODES: dict[type, int] = {
     messages.StepOutcome: 17,
     messages.Pong: 18,
     messages.EngineFailed: 19,
+    messages.Bystanders: 20,
     messages.SamplingSpec: 32,
     messages.SampledToken: 33,
     messages.SequenceFailure: 34,

@@ -177,6 +177,16 @@ class StepOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Bystanders:
+    """Who is here and has no share in the step that begins; told when that changes.
+
+    Should the step never return, nobody blames them.
+    """
+
+    seq_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     """Answer to a Ping: the loop turns, after this many steps."""
 
@@ -192,4 +202,4 @@ class EngineFailed:
     seq_ids: tuple[int, ...]  # sequences that were in the batch of the failing step
 
 
-Report = EngineReady | StepOutcome | Pong | EngineFailed
+Report = EngineReady | StepOutcome | Bystanders | Pong | EngineFailed

@@ -25,6 +25,7 @@ from headrace_worker.engine.framing import Message
 from headrace_worker.engine.messages import (
     AbortSequences,
     AddSequence,
+    Bystanders,
     EngineFailed,
     EngineReady,
     Ping,
@@ -72,6 +73,7 @@ def run(fd: int, load: Loader) -> int:
 def serve(engine: Engine, channel: Channel, commands: list[Message]) -> None:
     """Take commands and step until Shutdown; sleeps on the channel when there is nothing to do."""
     is_paused = False
+    engine.on_bystanders = lambda seq_ids: channel.send(Bystanders(seq_ids))
     while True:
         for command in commands:
             match command:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 from headrace_worker.engine.messages import (
+    Bystanders,
     Command,
     EngineFailed,
     EngineReady,
@@ -119,5 +120,6 @@ class EngineBridge:
 
 
 def _check_report(message: Message) -> Report:
-    assert isinstance(message, EngineReady | StepOutcome | Pong | EngineFailed), message
+    reports = EngineReady | StepOutcome | Bystanders | Pong | EngineFailed
+    assert isinstance(message, reports), message
     return message

@@ -213,10 +213,15 @@ class Service:
 
 
 def _was_in_batch(request: InFlight, death: EngineDeath) -> bool:
-    """Say whether it may be to blame; when the engine could not say, all that it had heard of."""
+    """Say whether it may be to blame; when the engine could not say, all but the bystanders.
+
+    That has those in it that it had only just heard of: to take one in may have killed it.
+    """
     if request.seq_id is None:
         return False
-    return death.seq_ids is None or request.seq_id in death.seq_ids
+    if death.seq_ids is None:
+        return request.seq_id not in death.bystanders
+    return request.seq_id in death.seq_ids
 
 
 def _failed(failure: SequenceFailure) -> End:

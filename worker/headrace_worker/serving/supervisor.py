@@ -16,6 +16,7 @@ from typing import Protocol
 from headrace_worker import logs
 from headrace_worker.backoff import Backoff
 from headrace_worker.engine.messages import (
+    Bystanders,
     Command,
     EngineFailed,
     EngineReady,
@@ -39,7 +40,8 @@ class EngineDeath:
     """How an engine ended."""
 
     reason: str  # an exit signal or status, or an exception; for the log of this worker
-    seq_ids: tuple[int, ...] | None  # sequences of the batch; None: nobody knows, it may be all
+    seq_ids: tuple[int, ...] | None  # sequences of the batch; None: it had no time to say
+    bystanders: tuple[int, ...] = ()  # not in the batch for sure; for when it could not say
 
     @property
     def cause(self) -> str:
@@ -85,11 +87,13 @@ class Supervisor:
         self._clock = clock
         self._bridge: EngineBridge | None = None
         self._num_pings = 0
-        self._stall: EngineDeath | None = None  # set when we killed it for its silence
+        self._stall: str | None = None  # the reason, set when we killed it for its silence
+        self._bystanders: tuple[int, ...] = ()  # in the engine, but not in its step
         self._log = logs.get_logger()
 
     async def start(self) -> EngineReady:
         """Start the first engine; raises EngineStartFailed with its reason."""
+        self._bystanders = ()
         self._bridge = await EngineBridge.start(self._argv, self._settings)
         ready = await self._bridge.wait_ready()
         self._watch.engine_started(self._clock())
@@ -113,7 +117,7 @@ class Supervisor:
             self._watch.look(now)
             if self._watch.is_hung(now) and self._bridge is not None:
                 self._log.error(logs.ENGINE_STALLED)
-                self._stall = EngineDeath("no sign of life within the hang limit", None)
+                self._stall = "no sign of life within the hang limit"
                 self._watch.engine_gone()
                 self._bridge.kill()
             else:
@@ -143,15 +147,16 @@ class Supervisor:
                 if isinstance(report, EngineFailed):
                     return EngineDeath(report.message, report.seq_ids or None)
                 self._take(report, listener)
-        if stall := self._stall:
-            self._stall = None
-            return stall
-        return EngineDeath(await self._bridge.exit_reason(), None)
+        reason, self._stall = self._stall or await self._bridge.exit_reason(), None
+        return EngineDeath(reason, None, self._bystanders)
 
     def _take(self, report: Report, listener: EngineListener) -> None:
-        if isinstance(report, StepOutcome):
-            self._backoff.reset()
-            listener.engine_stepped(report)
+        match report:
+            case StepOutcome():
+                self._backoff.reset()
+                listener.engine_stepped(report)
+            case Bystanders(seq_ids):
+                self._bystanders = seq_ids
 
     async def _restart(self) -> EngineReady:
         while True:

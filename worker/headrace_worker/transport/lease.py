@@ -10,6 +10,7 @@ from headrace.errors import TransportError
 from headrace.functions import Held
 
 RENEWALS_PER_LEASE = 4
+RETRY_S = 0.5  # after a failure: a worker with a shorter lease may sweep as soon as Redis is back
 
 
 class Renewer(Protocol):
@@ -40,12 +41,14 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Renew until cancelled."""
+        wait_s = self._interval_s
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(wait_s)
             try:
                 await self.renew_once()
-            except TransportError:  # the next turn comes before the lease ends
-                continue
+                wait_s = self._interval_s
+            except TransportError:  # logged by the link
+                wait_s = min(RETRY_S, self._interval_s)
 
     async def renew_once(self) -> None:
         """Renew what is held now, if the engine makes progress; raises TransportError."""
