@@ -64,6 +64,15 @@ def test_the_queue_never_evicts_and_keeps_an_append_only_file() -> None:
     assert options["--appendfsync"] == "everysec"
 
 
+def test_the_queue_takes_a_file_of_users() -> None:
+    """Without one the server reads an empty file, which changes nothing."""
+    command = SERVICES["queue"]["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    source, target, mode = SERVICES["queue"]["volumes"][1].rsplit(":", 2)
+    assert (target, mode) == (options["--aclfile"], "ro")
+    assert source == "${HEADRACE_ACL_FILE:-/dev/null}"
+
+
 def test_the_queue_outlives_its_container() -> None:
     """The append-only file lies in a named volume, so `down` and `up` keep every request."""
     volume, folder = SERVICES["queue"]["volumes"][0].split(":")

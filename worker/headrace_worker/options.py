@@ -17,7 +17,10 @@ from headrace_worker.settings import PREFIX, WorkerSettings
 
 # Variables under our prefix that somebody else reads: headrace.folders, compose.yaml. Those of the
 # headrace command's own flags do not come this far: it takes them out.
-OTHER_VARIABLES = ("CACHE_DIR", "STATE_DIR", "QUEUE_MEMORY")
+OTHER_VARIABLES = (
+    *("CACHE_DIR", "STATE_DIR"),
+    *("QUEUE_MEMORY", "ACL_FILE", "QUEUE_URL", "BACKEND_URL"),  # of compose.yaml
+)
 _HIDDEN = frozenset({"engine_command"})
 
 

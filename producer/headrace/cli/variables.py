@@ -35,7 +35,10 @@ WORKER_VARIABLES = _named(
     *("LOG_FORMAT", "MODEL_IMPL"),
 )
 
-SHARED_VARIABLES = _named("CACHE_DIR", "STATE_DIR", "QUEUE_MEMORY")
+SHARED_VARIABLES = _named(
+    *("CACHE_DIR", "STATE_DIR"),
+    *("QUEUE_MEMORY", "ACL_FILE", "QUEUE_URL", "BACKEND_URL"),  # of compose.yaml
+)
 
 
 def check_variables(environ: Mapping[str, str] = os.environ) -> None:
