@@ -118,6 +118,42 @@ def test_a_form_that_cannot_be_held_to_is_refused_by_name(form: dict[str, Any], 
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [
+        (r"\d{4}-\d{2}", ["2026-11"], ["🯸🯸🯸🯸-🯸🯸", "٢٠٢٦-١١"]),
+        (r"\D", ["٣", "x"], ["3"]),
+        (r"\w+", ["a_Z9"], ["é", "٣", "客"]),
+        (r"\W", ["é", "-"], ["a", "_"]),
+        (r"a\sb", ["a b", "a\tb"], ["a\u00a0b", "a\u2003b"]),
+        (r"\S", ["x", "\u00a0"], [" ", "\n"]),
+        (r"[\d.]+", ["1.5"], ["١.٥"]),
+        (r"[^\d]", ["x", "٣"], ["3"]),
+        (r"[^\W\d]+", ["ab_"], ["a1", "é"]),
+        (r"[+-\d]+", ["+-7"], [".", "/"]),
+        (r"[-\d]+", ["-7"], ["\\"]),
+        (r"[\w--\d]+", ["ab"], ["a1"]),
+        (r"[\s\S]+", ["x é\n"], []),
+        (r"\\d", ["\\d"], ["\\3", "3"]),
+        (r"\\\d", ["\\3"], ["\\d"]),
+    ],
+)
+def test_classes_by_letter_are_ascii(regex: str, good: list[str], bad: list[str]) -> None:
+    """A date of four digits is made of 0 to 9, inside and outside brackets."""
+    assert [text for text in good if not _takes(_regex(regex), text)] == []
+    assert [text for text in bad if _takes(_regex(regex), text)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [(r"^\d{2}$", "42", "٤٢"), (r"^\w$", "a", "é"), (r"^[\d-]+$", "4-2", "٤-٢")],
+)
+def test_classes_in_the_pattern_of_a_schema_are_ascii(pattern: str, good: str, bad: str) -> None:
+    """What holds for an expression of its own holds for one in a JSON schema."""
+    form = _schema({"type": "string", "pattern": pattern})
+    assert (_takes(form, f'"{good}"'), _takes(form, f'"{bad}"')) == (True, False)
+
+
 def test_an_escaped_backslash_at_the_end_is_a_backslash() -> None:
     """Only an escape that is cut short is refused."""
     assert _takes(_regex("a\\\\"), "a\\")

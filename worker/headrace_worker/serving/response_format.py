@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.checks import shown
 from headrace.errors import InvalidRequest
+from headrace_worker.serving.regex import with_ascii_classes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -79,7 +80,7 @@ def _from_regex(regex: str) -> str:
 
     if _LONE_BACKSLASH.search(regex):  # the library would read on, into its own syntax
         raise InvalidRequest(f"response_format.regex ends inside an escape: {shown(regex)}")
-    return str(LLMatcher.grammar_from_regex(regex))
+    return str(LLMatcher.grammar_from_regex(with_ascii_classes(regex)))
 
 
 def _from_choices(choices: list[str]) -> str:
