@@ -58,7 +58,7 @@ def _nan(request_id: str) -> bytes:
 def test_bombs_are_answered_and_cost_the_worker_little(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
-    """B47: each has an end with a reason, the worker lives on, and its peak of memory is small."""
+    """Each ends with a reason, the worker lives on, its peak of memory is small (queue B47)."""
     worker = farm.ready()
     enqueue(driver, first := Asked("first", max_tokens=200))
     wait_for_ends(driver, first)
@@ -117,7 +117,7 @@ async def test_a_log_is_read_in_pages_and_to_a_limit(
 async def test_a_bug_of_the_client_library_is_an_outage_not_the_end(
     driver: QueueDriver, connections: Connections, queue: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: TypeError from a broken transport is a TransportError, after which all goes on."""
+    """TypeError from a broken transport is a TransportError, and all goes on (queue B6)."""
     driver.enqueue("r1")
     remote = queue_over(connections, queue)
     grant: Grant = driver.grant("w1")
@@ -133,7 +133,7 @@ async def test_a_bug_of_the_client_library_is_an_outage_not_the_end(
 
 @ON_VALKEY
 def test_nobody_asks_which_version_the_server_has(driver: QueueDriver, farm: WorkerFarm) -> None:
-    """B48: a server that lies about its version changes nothing, and no newer command is used."""
+    """A server that lies about its version changes nothing (queue B48)."""
     driver.client.config_resetstat()
     farm.ready()
     enqueue(driver, asked := Asked("r1"))

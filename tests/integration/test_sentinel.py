@@ -66,7 +66,7 @@ async def test_streams_go_on_through_failovers(watched: Replicated, farm: Worker
 
 @pytest.mark.parametrize("watched", ["valkey"], indirect=True)
 async def test_an_ordered_failover_loses_nothing(watched: Replicated, farm: WorkerFarm) -> None:
-    """The master is demoted and lives on: READONLY and UNBLOCKED end no loop, streams are exact."""
+    """The master is demoted and lives on: no loop ends, streams are exact (queue B25)."""
     asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(4)]
     worker = await asyncio.to_thread(farm.ready, engine=SLOW)
     await asyncio.to_thread(_enqueue_replicated, watched.servers[0], asked)
@@ -85,7 +85,7 @@ async def test_an_ordered_failover_loses_nothing(watched: Replicated, farm: Work
 async def test_a_server_that_is_demoted_for_a_while_is_waited_for(
     server: Server, driver: QueueDriver, tmp_path: Path
 ) -> None:
-    """Blocked reads end with UNBLOCKED, writes with READONLY; no loop ends, the stream is exact."""
+    """Reads end with UNBLOCKED, writes with READONLY; no loop ends (queue B25)."""
     asked = Asked("r0", max_tokens=60)
     with worker_farm(tmp_path, server.url, driver.keys.queue) as farm:
         worker = await asyncio.to_thread(farm.ready, engine=SLOW)
