@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 MINUTES ?= 10
 SCALE ?= 1
 CHAOS_ARGS ?=
+MUTANT_ARGS ?=
 BENCH_ARGS ?= --requests 64
 
 # Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
@@ -57,8 +58,8 @@ test-long: model ## random schedules for MINUTES (10), the whole matrix, SmolLM2
 chaos: model ## run the fault matrix at SCALE (1) of its full size; CHAOS_ARGS="--only F --seed N"
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m support.chaos_run --scale $(SCALE) $(CHAOS_ARGS)
 
-mutants: $(STAMP) ## plant faults in a copy of the source, and see the tests catch each of them
-	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m mutations.check
+mutants: $(STAMP) ## plant faults in a copy of the source, see each caught; MUTANT_ARGS="--only window"
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m mutations.check $(MUTANT_ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

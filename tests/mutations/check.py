@@ -2,7 +2,8 @@
 
 First every named test must pass without a fault. Then each fault is planted in a fresh copy, which
 stands before the installed source on the path of the one test that must fail. The working tree is
-never changed. The exit status is 1 when a fault survived.
+never changed. The exit status is 1 when a fault survived, and 2 when no
+fault has the name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from support.repository import ROOT
 
 _SOURCES = ("producer", "worker")
 _PASSED, _FAILED = 0, 1  # exit statuses of pytest; any other means that nothing was tested
+_USAGE = 2  # exit status of a call that asks for nothing
 _TIMEOUT_S = 600
 
 
@@ -38,14 +40,17 @@ class Verdict:
     output: str  # of pytest
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Check the faults that are asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="show the faults and stop")
     parser.add_argument("--only", default="", help="faults with this in their name")
     parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     faults = [fault for fault in FAULTS if arguments.only in fault.name]
+    if not faults:
+        sys.stderr.write(f"no fault has {arguments.only!r} in its name\n")
+        return _USAGE
     if arguments.list:
         _say(_row(fault.name, fault.file, fault.test) for fault in faults)
         return 0

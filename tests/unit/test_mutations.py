@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mutations.check import run_without_fault, try_fault
+from mutations.check import main, run_without_fault, try_fault
 from mutations.fault import Fault, FaultDoesNotApply
 from mutations.faults import FAULTS
 from support.repository import ROOT
@@ -39,6 +39,15 @@ def test_a_fault_that_drifted_from_the_source_is_an_error(tmp_path: Path) -> Non
     for before in ("x = 1", "y = 2"):
         with pytest.raises(FaultDoesNotApply, match=before):
             Fault("twice or never", "a.py", before, "x = 3", "t").plant(tmp_path)
+
+
+@pytest.mark.parametrize("option", [[], ["--list"]])
+def test_a_name_that_no_fault_has_runs_nothing(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name is said at once; it does not run every test there is."""
+    assert main(["--only", "zzz", *option]) == 2
+    assert capsys.readouterr().err == "no fault has 'zzz' in its name\n"
 
 
 def test_faults_have_names_of_their_own() -> None:
