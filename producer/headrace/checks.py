@@ -31,14 +31,20 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
         )
 
 
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    """Raise InvalidRequest unless the value is a finite number in ``[low, high]``."""
+def check_number(
+    name: str, value: object, low: float, high: float, *, is_low_open: bool = False
+) -> None:
+    """Raise InvalidRequest unless the value is a finite number in ``[low, high]``.
+
+    With ``is_low_open`` the range is ``(low, high]``.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} must be a finite number, not {shown(value)}")
     if not abs(value) <= sys.float_info.max:  # also true of NaN, and of integers beyond any float
         raise InvalidRequest(f"{name} must be a finite number, not {shown(value)}")
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be in [{low:g}, {high:g}], not {shown(value)}")
+    if not low <= value <= high or (is_low_open and value == low):
+        wanted = _range_in_words(low, high, is_low_open)
+        raise InvalidRequest(f"{name} must be {wanted}, not {shown(value)}")
 
 
 def check_boolean(name: str, value: object) -> None:
@@ -47,17 +53,17 @@ def check_boolean(name: str, value: object) -> None:
         raise InvalidRequest(f"{name} must be true or false, not {shown(value)}")
 
 
-def check_tuple(name: str, value: object, most: int) -> None:
+def check_tuple(name: str, value: object, most: int, wanted: str = "a list") -> None:
     """Raise InvalidRequest unless the value is a tuple of at most ``most`` entries."""
     if not isinstance(value, tuple):
-        raise InvalidRequest(f"{name} must be a list, not {shown(value)}")
+        raise InvalidRequest(f"{name} must be {wanted}, not {shown(value)}")
     if len(value) > most:
         raise InvalidRequest(f"{name} has {len(value)} entries, at most {most} are taken")
 
 
-def check_texts(name: str, values: object, most: int, longest: int) -> None:
+def check_texts(name: str, values: object, most: int, longest: int, wanted: str = "a list") -> None:
     """Raise InvalidRequest unless this is a tuple of texts of ``1..longest`` characters."""
-    check_tuple(name, values, most)
+    check_tuple(name, values, most, wanted)
     for value in values:  # type: ignore[attr-defined]
         if not isinstance(value, str) or not 1 <= len(value) <= longest:
             raise InvalidRequest(
@@ -98,3 +104,9 @@ def json_copy(name: str, value: object, left: int = MAX_JSON_DEPTH) -> Any:
     if isinstance(value, list | tuple):
         return [json_copy(name, item, left - 1) for item in value]
     raise InvalidRequest(f"{name} holds {shown(value)}, which JSON does not know")
+
+
+def _range_in_words(low: float, high: float, is_low_open: bool) -> str:
+    if high == float("inf"):
+        return f"at least {low:g}"
+    return f"above {low:g} and at most {high:g}" if is_low_open else f"in [{low:g}, {high:g}]"

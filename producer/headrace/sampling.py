@@ -30,6 +30,7 @@ MAX_SEED = 2**64 - 1
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 256  # characters
 
+_ALL_TOKENS = -1  # vLLM's word for a top_k that keeps all; ours is 0
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -45,7 +46,7 @@ class SamplingParams:
     max_tokens: int | None = DEFAULT_MAX_TOKENS  # >= 1; None: until the context is full
     temperature: float = 1.0  # >= 0; 0 is greedy
     top_p: float = 1.0  # [0, 1]; 0 is greedy
-    top_k: int = 0  # >= 0; 0 keeps all
+    top_k: int = 0  # >= 0; 0 keeps all, and -1, which becomes 0
     min_p: float = 0.0  # [0, 1]
     stop: tuple[str, ...] = ()  # the output ends before the first of these strings
     stop_token_ids: tuple[int, ...] = ()  # the output ends at the first of these
@@ -95,9 +96,13 @@ def _plain(value: Any) -> Any:
 
 
 def _normalise(params: SamplingParams) -> None:
-    """Accept the spellings that the OpenAI API accepts: a lone stop string, lists, string keys."""
+    """Accept the spellings that other APIs accept: a lone stop string, lists, string keys."""
     for name in ("stop", "bad_words", "stop_token_ids"):
-        _set(params, name, _as_tuple(getattr(params, name)))
+        value = getattr(params, name)
+        is_lone = isinstance(value, str) and name != "stop_token_ids"
+        _set(params, name, (value,) if is_lone else _as_tuple(value))
+    if type(params.top_k) is int and params.top_k == _ALL_TOKENS:
+        _set(params, "top_k", 0)
     _set(params, "response_format", normal_response_format(params.response_format))
     if isinstance(params.logit_bias, Mapping):
         _set(params, "logit_bias", _normal_bias(params.logit_bias))
@@ -116,8 +121,6 @@ def _normal_bias(bias: Mapping[Any, Any]) -> dict[Any, Any] | None:
 def _as_tuple(value: object) -> object:
     if value is None:
         return ()
-    if isinstance(value, str):
-        return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -150,7 +153,7 @@ def _check(params: SamplingParams) -> None:
             check_integer(name, wanted, 0, MAX_LOGPROBS)
     check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
     check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    check_number("repetition_penalty", params.repetition_penalty, math.ulp(0.0), 10.0)
+    check_number("repetition_penalty", params.repetition_penalty, 0.0, 10.0, is_low_open=True)
     check_integer("min_tokens", params.min_tokens, 0, MAX_INT)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest(
@@ -163,11 +166,12 @@ def _check(params: SamplingParams) -> None:
 
 
 def _check_stops(params: SamplingParams) -> None:
-    check_texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
-    check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
-    check_tuple("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    texts, ids = "text or a list of texts", "a list of token ids"
+    check_texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH, texts)
+    check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH, texts)
+    check_tuple("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS, ids)
     for token_id in params.stop_token_ids:
-        check_integer("stop_token_ids", token_id, 0, MAX_INT)
+        check_integer("each of stop_token_ids", token_id, 0, MAX_INT)
 
 
 def _check_bias(bias: object) -> None:

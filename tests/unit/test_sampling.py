@@ -63,7 +63,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("top_p", -0.01),
     ("top_p", 1.01),
     ("top_p", math.nan),
-    ("top_k", -1),
+    ("top_k", -2),
+    ("top_k", -1.0),
     ("top_k", 1.0),
     ("min_p", 1.5),
     ("min_p", -math.inf),
@@ -179,6 +180,31 @@ def test_refusal_quotes_the_value() -> None:
     """The message holds the offending value, so that a log line is enough."""
     with pytest.raises(InvalidRequest, match=r"top_p must be in \[0, 1\], not 1\.7"):
         SamplingParams(top_p=1.7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0 and at most 10, not 0.0"),
+        ({"temperature": -1}, "temperature must be at least 0, not -1.0"),
+        ({"stop_token_ids": 7}, "stop_token_ids must be a list of token ids, not 7"),
+        ({"stop_token_ids": "7"}, "stop_token_ids must be a list of token ids, not '7'"),
+        ({"stop_token_ids": [-1]}, "each of stop_token_ids must be a whole number in "),
+        ({"stop": 7}, "stop must be text or a list of texts, not 7"),
+        ({"bad_words": 7}, "bad_words must be text or a list of texts, not 7"),
+    ],
+)
+def test_a_refusal_says_what_would_be_taken(options: dict[str, Any], message: str) -> None:
+    """The range and the kind of value are said in words that can be acted on."""
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**options)
+    assert caught.value.message.startswith(message)
+
+
+def test_minus_one_keeps_all_tokens_as_in_vllm() -> None:
+    """A top_k of -1 is 0, the same payload, in the client as in a batch line."""
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(top_k=-1).to_wire() == {}
 
 
 def test_min_tokens_cannot_exceed_max_tokens() -> None:

@@ -24,11 +24,11 @@ GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "structured_out
 
 # Those whose spelling differs between the APIs are mapped below.
 _SAME_EVERYWHERE = {field.name for field in fields(SamplingParams)} - {
-    *("max_tokens", "logprobs", "echo", "include_stop", "response_format", "top_k"),
+    *("max_tokens", "logprobs", "echo", "include_stop", "response_format"),
 }
 
 SAMPLING_FIELDS = _SAME_EVERYWHERE | {
-    *("max_tokens", "logprobs", "include_stop", INCLUDE_STOP, "response_format", "top_k"),
+    *("max_tokens", "logprobs", "include_stop", INCLUDE_STOP, "response_format"),
     *GUIDED_FIELDS,
 }
 """Fields that become sampling options in both APIs."""
@@ -41,7 +41,6 @@ def read_sampling(
     options = {name: value for name, value in given.items() if name in _SAME_EVERYWHERE}
     options["max_tokens"] = _max_tokens(given, is_chat, default_max_tokens)
     options["logprobs"] = _chat_logprobs(given) if is_chat else given.get("logprobs")
-    options["top_k"] = _top_k(given.get("top_k", 0))
     options["include_stop"] = _include_stop(given)
     options["response_format"] = _response_format(given)
     if not is_chat:  # of a chat, vLLM means another thing by this word
@@ -74,11 +73,6 @@ def _chat_logprobs(given: Mapping[str, Any]) -> object:
     if isinstance(top, bool) or not isinstance(top, int):  # named as the asker named it
         raise InvalidRequest(f"top_logprobs must be a whole number, not {shown(top)}")
     return top
-
-
-def _top_k(top_k: object) -> object:
-    """Return 0 for the −1 by which vLLM keeps all tokens."""
-    return 0 if type(top_k) is int and top_k == -1 else top_k
 
 
 def _include_stop(given: Mapping[str, Any]) -> object:
