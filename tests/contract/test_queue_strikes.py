@@ -60,6 +60,33 @@ def test_poison_among_sixty_three_innocents_is_alone_at_its_third_death(
     assert states == {RequestState.FINISHED}
 
 
+def test_who_died_with_the_culprit_alone_is_cleared(driver: QueueDriver) -> None:
+    """Once it is buried the others run together again, without strikes, in every lane."""
+    for number, lane in enumerate((5, 5, 5, 6)):
+        driver.enqueue(f"r{number}", priority=lane)
+    for _ in range(2):
+        _die(driver, *driver.claim().grants)
+    _die(driver, poison := driver.grant())
+    assert driver.status(poison.request_id).error_code == "dead_lettered"
+    together = driver.claim("busy", free_tokens=900).grants
+    in_other_lane = driver.claim("w1", free_tokens=900).grants
+    assert (len(together), len(in_other_lane)) == (2, 1)
+    assert {grant.strikes for grant in (*together, *in_other_lane)} == {0}
+
+
+def test_a_suspect_that_also_died_without_the_culprit_is_not_cleared(driver: QueueDriver) -> None:
+    """One death of its own is enough to run alone."""
+    driver.enqueue("other", priority=9)
+    _die(driver, driver.grant())
+    driver.enqueue("poison", priority=0)
+    _die(driver, *driver.claim().grants)
+    for _ in range(2):
+        _die(driver, driver.grant())
+    assert [letter.request_id for letter in _letters(driver)] == ["poison"]
+    assert driver.claim("busy", free_tokens=900).grants == ()
+    assert driver.grant().strikes == 2
+
+
 def test_a_lapsed_lease_leaves_room_for_tokens_that_were_never_sent(driver: QueueDriver) -> None:
     """Up to 32 tokens beyond the grant clear nothing when nobody told what was made."""
     driver.enqueue()

@@ -149,6 +149,7 @@ local function head_request(q, lane, tenant, now, seen)
   end
   local r = entry.request_id and load_request(q, tenant, entry.request_id)
   if put_away(q, lane, tenant, entry, r, now) then return nil end
+  if is_suspect(r, seen.max_strikes) and is_cleared(q, r) then clear(q, r) end
   if is_suspect(r, seen.max_strikes) and not seen.takes_suspects then
     hand_to(q, r, SUSPECTS)
     return nil

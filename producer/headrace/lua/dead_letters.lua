@@ -8,12 +8,6 @@ local function fields_of(entry)
   return fields
 end
 
--- What is no evidence, because somebody wrote it by hand, is none.
-local function evidence_of(text)
-  local is_read, deaths = pcall(cmsgpack.unpack, text or '')
-  return is_read and type(deaths) == 'table' and deaths or {}
-end
-
 -- ARGV: most, start id or '-'
 -- Reply: a list of {entry id, tenant, request id, reason, strikes, worker, payload bytes, deaths};
 --        a death is {worker, epoch, tokens at the grant, tokens at the death, alone, Unix ms, cause}

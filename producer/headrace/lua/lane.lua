@@ -9,6 +9,7 @@
 --   since:<lane>               Unix ms of the lane's last grant, or of its first request since it
 --                              was empty
 --   dead_bytes                 payloads of dead letters
+--   culprits                   the deaths of the last dead letter, a line each: <worker>:<Unix ms>
 --   sweep_cursor, janitor_cursor, repair_cursor
 --                              where the next reap, janitor and search for lost entries go on
 

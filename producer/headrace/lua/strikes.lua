@@ -6,6 +6,7 @@
 local MAX_DEATHS = 3 -- times max_strikes: from then on a request stays a suspect, whatever it emits
 local MAX_UNSENT = 32 -- tokens that a vanished worker may have made and never sent, about
 local MAX_EVIDENCE = 10 -- deaths that are remembered in detail
+local MAX_CLEARED = 256 -- suspects that one call looks at when the culprit is found
 
 -- A request that may be the culprit gets a worker of its own. The worker stops claiming, runs
 -- empty, takes it, and takes nothing else until it is over.
@@ -20,13 +21,56 @@ local function waiting_place(r, max_strikes)
 end
 
 -- Each death is {worker, epoch, tokens at the grant, tokens at the death, alone, Unix ms, cause}.
+local function evidence_of(text)
+  local is_read, deaths = pcall(cmsgpack.unpack, text or '')
+  return is_read and type(deaths) == 'table' and deaths or {} -- else written by hand, or nothing
+end
+
 local function add_evidence(r, death)
-  local known = redis.call('HGET', r.key, 'evidence')
-  local is_read, evidence = pcall(cmsgpack.unpack, known or '\144') -- an empty array
-  if not is_read or type(evidence) ~= 'table' then evidence = {} end -- written by hand
+  local evidence = evidence_of(redis.call('HGET', r.key, 'evidence'))
   if #evidence >= MAX_EVIDENCE then table.remove(evidence, 1) end
   evidence[#evidence + 1] = death
   redis.call('HSET', r.key, 'evidence', cmsgpack.pack(evidence))
+end
+
+-- Requests that died in one call died together.
+local function mark_of(death) return tostring(death[1]) .. ':' .. tostring(death[6]) end
+
+-- Whether all that speaks against a suspect are deaths that it shared with a culprit.
+local function is_cleared(q, r)
+  local culprits = redis.call('HGET', stats_key(q), 'culprits')
+  if not culprits or r.strikes == 0 then return false end
+  local evidence = evidence_of(redis.call('HGET', r.key, 'evidence'))
+  if #evidence < r.strikes then return false end
+  for i = #evidence - r.strikes + 1, #evidence do
+    if not culprits:find('\n' .. mark_of(evidence[i]) .. '\n', 1, true) then return false end
+  end
+  return true
+end
+
+-- It goes back to where everybody waits, as if those deaths had not been.
+local function clear(q, r)
+  r.deaths = redis.call('HINCRBY', r.key, 'deaths', -r.strikes)
+  r.strikes = 0
+  redis.call('HSET', r.key, 'strikes', 0)
+  hand_to(q, r, REQUEUED)
+end
+
+-- The culprit is found: those that died with it need no worker of their own. Suspects of other lanes
+-- are cleared when a claim comes to them.
+local function clear_company(q, r, evidence)
+  local marks = {}
+  for i, death in ipairs(evidence) do marks[i] = mark_of(death) end
+  redis.call('HSET', stats_key(q), 'culprits', '\n' .. table.concat(marks, '\n') .. '\n')
+  local key = lane_key(q, r.lane, r.tenant)
+  local waiting = redis.pcall('XPENDING', key, GROUP, '-', '+', MAX_CLEARED, SUSPECTS)
+  if waiting.err then return end
+  for _, item in ipairs(waiting) do
+    local entry = redis.call('XRANGE', key, item[1], item[1])[1]
+    local id = entry and read_entry(entry).request_id
+    local suspect = id and load_request(q, r.tenant, id)
+    if suspect and suspect.state == 'queued' and is_cleared(q, suspect) then clear(q, suspect) end
+  end
 end
 
 local function field_of(entry, name)
@@ -77,6 +121,7 @@ local function bury(q, r, now, worker, progress)
   if redis.call('XLEN', dead_key(q)) == 1 then redis.call('HDEL', stats_key(q), 'dead_bytes') end
   count_dead_bytes(q, #payload)
   make_room_for_dead(q)
+  clear_company(q, r, evidence_of(v[3]))
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
 end
 
