@@ -128,3 +128,21 @@ def test_a_running_request_that_is_put_off_gives_way(driver: QueueDriver, farm: 
     wait_for_ends(driver, *asked)
     for request in asked:
         check_stream(driver, request)
+
+
+@ON_VALKEY
+def test_an_interactive_request_goes_before_batch_work_that_runs(
+    driver: QueueDriver, farm: WorkerFarm
+) -> None:
+    """Batch work that has the only place gives way, and resumes without loss."""
+    batch, urgent = Asked("batch", max_tokens=400), Asked("urgent", max_tokens=5, seed=2)
+    enqueue(driver, batch, priority=9)
+    worker = farm.start("--max-num-seqs", "1", engine=("--step-s", "0.005"))
+    eventually(lambda: driver.status("batch").num_tokens > 0, timeout_s=20)
+    enqueue(driver, urgent, priority=0)
+    wait_for_ends(driver, urgent, timeout_s=5)
+    assert driver.status("batch").state is RequestState.RUNNING
+    wait_for_ends(driver, batch)
+    for request in (urgent, batch):
+        check_stream(driver, request)
+    assert [e["request_id"] for e in worker.events("sequence.preempted")] == ["batch"]

@@ -15,7 +15,6 @@ def check_outcome(outcome: StepOutcome, limits: Limits) -> None:
     assert outcome.num_running <= limits.max_num_seqs
     assert outcome.num_scheduled_seqs <= limits.max_num_seqs
     assert 0 <= outcome.free_blocks <= outcome.num_blocks == limits.num_blocks
-    assert not (outcome.preempted and outcome.admitted)
     assert not (outcome.preempted and limits.reserve is Reserve.WORST)
 
 

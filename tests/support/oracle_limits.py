@@ -40,6 +40,7 @@ class Tally:
     scores: int = 0  # of prompt tokens, compared in the same way
     near_ties: int = 0  # drawn at a border, where either token is right
     preemptions: int = 0
+    displacements: int = 0  # of these, for a sooner priority
     takeovers: int = 0
     aborts: int = 0  # of sequences that were not over
     breakdowns: int = 0  # of one sequence: a poisoned row, or a step that names it

@@ -97,6 +97,12 @@ class EngineMachine(RuleBasedStateMachine):
         """A request is cancelled."""
         self.play.abort(which)
 
+    @rule(which=st.integers(0, 30), priority=st.sampled_from(PRIORITIES))
+    @precondition(lambda self: self.play.num_ids > 0)
+    def reprioritise(self, which: int, priority: int) -> None:
+        """A request is wanted sooner or later."""
+        self.play.reprioritise(which, priority)
+
     @rule(which=st.integers(0, 6), is_late=st.booleans())
     @precondition(lambda self: self.play.num_ids > 0)
     def fail_a_step(self, which: int, is_late: bool) -> None:

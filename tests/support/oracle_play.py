@@ -28,6 +28,7 @@ class Play:
         self.decoder = BreakableDecoder(nan_after=limits.poison)
         self.engine = _make_engine(limits, self.decoder)
         self.num_ids = 0  # sequence ids are 1 ... num_ids
+        self.priorities: dict[int, int] = {}  # by sequence id
         self.is_sound = True  # no check has failed
         tally.schedules += 1
 
@@ -37,6 +38,7 @@ class Play:
         command = replace(command, seq_id=self.num_ids)
         self.engine.add(command)
         self.witness.add(command)
+        self.priorities[self.num_ids] = command.priority
 
     def take_over(self, which: int, num_told: int) -> None:
         """A request of another worker comes with the tokens that its log already holds."""
@@ -60,6 +62,14 @@ class Play:
             self.witness.abort(seq_id)
         check_books(self.engine)
 
+    def reprioritise(self, which: int, priority: int) -> None:
+        """A client wants a request sooner or later: waiting, running or over long ago."""
+        seq_id = self._pick(which)
+        self.engine.reprioritise(seq_id, priority)
+        self.engine.reprioritise(self.num_ids + 1, priority)
+        self.priorities[seq_id] = priority
+        check_books(self.engine)
+
     def fail_a_step(self, which: int, is_late: bool) -> None:
         """A step fails and names one sequence of its batch; it may have written by then."""
         if running := self.engine.scheduler.running:
@@ -72,9 +82,12 @@ class Play:
             return
         has_sequences = self.engine.scheduler.running or self.engine.scheduler.waiting
         self.is_sound = False
+        before = self._running()
         outcome = self.engine.step()
         self.witness.take(outcome, self.decoder.mend())
         check_outcome(outcome, self.limits)
+        told = {token.seq_id for token in outcome.tokens}
+        self._check_places((self._running() | told) - before, outcome.preempted)
         check_books(self.engine)
         assert outcome.num_scheduled_tokens or not has_sequences, "a step computed nothing"
         self.is_sound = True
@@ -87,6 +100,16 @@ class Play:
         assert not self.engine.has_work, f"{bound} steps, and no end"
         assert self.witness.live() == []
         assert self.engine.scheduler.pool.num_free == self.limits.num_blocks
+
+    def _running(self) -> set[int]:
+        return {seq.seq_id for seq in self.engine.scheduler.running}
+
+    def _check_places(self, entered: set[int], left: tuple[int, ...]) -> None:
+        """Whoever leaves in a step in which others enter has made room for a sooner priority."""
+        for seq_id in left if entered else ():
+            sooner = [one for one in entered if self.priorities[one] < self.priorities[seq_id]]
+            assert sooner, f"{seq_id} gave way to none of {entered} ({self.priorities})"
+            self.tally.displacements += 1
 
     def _most_steps(self) -> int:
         """A step computes a token at least, and a sequence is computed three times at most."""

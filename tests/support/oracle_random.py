@@ -39,6 +39,7 @@ def _act(play: Play, dice: Random) -> None:
                 (
                     lambda: play.abort(which),
                     lambda: play.abort(which),
+                    lambda: play.reprioritise(which, dice.choice(PRIORITIES)),
                     lambda: play.take_over(which, dice.randint(1, 20)),
                     lambda: play.fail_a_step(which, dice.random() < 0.5),
                     lambda: play.add_again(which),

@@ -79,6 +79,8 @@ class Witness:
             self._check_finish(seq_id, reason)
         for failure in outcome.failed:
             self._check_failure(failure.seq_id, failure.code, named)
+        for seq_id in outcome.preempted:  # it had left the batch before the step could spoil it
+            self.tracked[seq_id].is_bad = False
         late = [seq_id for seq_id in self.live() if not self.is_here(seq_id)]
         assert not late, f"{late} are over, and nobody was told"
 

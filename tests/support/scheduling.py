@@ -24,10 +24,13 @@ def make_scheduler(
     return Scheduler(pool, admission, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
 
 
-def add(scheduler: Scheduler, seq_id: int, num_tokens: int, **options: object) -> Sequence:
-    """Queue a sequence with tokens of its own."""
+def add(
+    scheduler: Scheduler, seq_id: int, num_tokens: int, *, step: int = 0, **options: object
+) -> Sequence:
+    """Queue a sequence with tokens of its own that arrives after so many steps."""
     token_ids = [(seq_id * 7 + i) % 61 for i in range(num_tokens)]
-    seq = Sequence(request(seq_id, token_ids, **options), arrival=seq_id)  # type: ignore[arg-type]
+    command = request(seq_id, token_ids, **options)  # type: ignore[arg-type]
+    seq = Sequence(command, arrival=seq_id, arrival_step=step)
     scheduler.add(seq)
     return seq
 

@@ -246,3 +246,16 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_a_block_is_freed_only_when_all_of_its_holders_leave() -> None:
+    """Shared blocks count where every holder is among those that would be released."""
+    pool = BlockPool(8, 4)
+    first = pool.allocate(3)
+    assert first is not None
+    pool.acquire(first[:2])
+    second = [*first[:2], *(pool.allocate(1) or [])]
+    assert pool.count_held_only_by([first]) == 1
+    assert pool.count_held_only_by([second]) == 1
+    assert pool.count_held_only_by([first, second]) == 4
+    assert pool.count_held_only_by([]) == 0

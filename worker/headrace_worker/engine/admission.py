@@ -53,8 +53,50 @@ class Admission:
             return SequenceFailure(seq.seq_id, "kv_capacity_exceeded", message)
         return None
 
-    def fits(self, seq: Sequence, cached_blocks: list[int], running: Iterable[Sequence]) -> bool:
+    def displaced(
+        self, seq: Sequence, cached_blocks: list[int], running: list[Sequence], max_num_seqs: int
+    ) -> list[Sequence] | None:
+        """Return who has to give way so that a waiting sequence may enter; None when it may not.
+
+        Mostly nobody. Else the fewest of later priority, last in rank first, and only if it then
+        fits: what they have computed is computed again.
+        """
+        victims: list[Sequence] = []
+        if self._has_place(seq, cached_blocks, running, victims, max_num_seqs):
+            return victims
+        candidates = sorted(filter(seq.may_displace, running), key=lambda other: other.rank)
+        is_worth_it = self._has_place(seq, cached_blocks, running, candidates, max_num_seqs)
+        if self._reserve is Reserve.WORST or not is_worth_it:
+            return None
+        while not self._has_place(seq, cached_blocks, running, victims, max_num_seqs):
+            victims.append(candidates.pop())
+        return victims
+
+    def _has_place(
+        self,
+        seq: Sequence,
+        cached_blocks: list[int],
+        running: list[Sequence],
+        victims: list[Sequence],
+        max_num_seqs: int,
+    ) -> bool:
+        gone = {victim.seq_id for victim in victims}
+        staying = [other for other in running if other.seq_id not in gone]
+        # What it finds in the cache stays where it is, whoever held it before.
+        tables = (set(victim.block_table).difference(cached_blocks) for victim in victims)
+        num_freed = self._pool.count_held_only_by(tables)
+        return len(staying) < max_num_seqs and self.fits(seq, cached_blocks, staying, num_freed)
+
+    def fits(
+        self,
+        seq: Sequence,
+        cached_blocks: list[int],
+        running: Iterable[Sequence],
+        num_freed: int = 0,
+    ) -> bool:
         """Say whether a waiting sequence may enter next to the running ones.
+
+        ``num_freed`` blocks become free before it does.
 
         For one that was preempted the guess was wrong, so more growth is expected of everybody: no
         ping-pong. The worst case is kept for the second time, because with a large max_tokens it
@@ -63,7 +105,8 @@ class Admission:
         growth = self._expected_growth(seq.num_preemptions)
         reserved = sum(self._blocks_to_come(other, growth) for other in running)
         shared = len(cached_blocks) - self._pool.count_unreferenced(cached_blocks)
-        return self._blocks_to_come(seq, growth) - shared <= self._pool.num_free - reserved
+        num_free = self._pool.num_free + num_freed
+        return self._blocks_to_come(seq, growth) - shared <= num_free - reserved
 
     def claimable_blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return the blocks left for new work once everybody here has grown as expected."""

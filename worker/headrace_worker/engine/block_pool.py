@@ -14,9 +14,10 @@ Owned by the scheduler and touched by the engine's thread only.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 TRASH_BLOCK = 0
 
@@ -92,6 +93,11 @@ class BlockPool:
     def count_unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these would leave ``num_free`` if they were acquired."""
         return sum(1 for block in blocks if self._ref_counts[block] == 0)
+
+    def count_held_only_by(self, tables: Iterable[Iterable[int]]) -> int:
+        """Return how many blocks nobody would hold any more if these block tables were released."""
+        held = Counter(chain.from_iterable(tables))
+        return sum(1 for block, count in held.items() if self._ref_counts[block] == count)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to blocks that ``find_prefix`` returned."""

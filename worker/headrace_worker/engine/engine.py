@@ -85,7 +85,7 @@ class Engine:
         self.adds_seen += 1
         if command.seq_id in self._sequences:
             return
-        seq = Sequence(command, arrival=self.adds_seen)
+        seq = Sequence(command, arrival=self.adds_seen, arrival_step=self.num_steps)
         if failure := self._refusal(seq):
             self._failed.append(failure)
         elif command.sampling.grammar is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool, block_digest, root_digest
@@ -50,7 +51,7 @@ class Schedule:
 
     budget_left: int  # tokens
     scheduled: dict[int, ScheduledSequence] = field(default_factory=dict)  # by seq_id
-    filled: set[bytes] = field(default_factory=set)  # digests of blocks that its prefills fill
+    fills: dict[int, list[bytes]] = field(default_factory=dict)  # digests, of prefills by seq_id
     admitted: list[Sequence] = field(default_factory=list)  # for the first time
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -63,6 +64,12 @@ class Schedule:
         """Take a share back, if there was one."""
         share = self.scheduled.pop(seq.seq_id, None)
         self.budget_left += share.num_new_tokens if share else 0
+        self.fills.pop(seq.seq_id, None)
+
+    @property
+    def filled(self) -> set[bytes]:
+        """Digests of the blocks that its prefills fill."""
+        return set(chain.from_iterable(self.fills.values()))
 
 
 class Scheduler:
@@ -99,15 +106,19 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step: running decodes, then running prefills, then waiting sequences.
 
-        In order of admission the decodes come first by themselves: nobody is admitted until all
-        before have their share, so only the last one running can be a prefill.
+        A waiting sequence of sooner priority goes before prefills, though: they take what it
+        leaves, so a long prompt of later priority does not hold it up.
         """
         step = Schedule(self._max_num_batched_tokens)
-        for seq in list(self.running):
+        for seq in sorted(self.running, key=_turn):
             if seq.status is SequenceStatus.RUNNING:  # not preempted by one before it
                 self._schedule_running(seq, step)
         if not step.preempted:
+            put_off = self._put_off_prefills(step)
             self._admit_waiting(step)
+            for seq in put_off:
+                if seq.status is SequenceStatus.RUNNING:
+                    self._schedule_running(seq, step)
         return step
 
     def commit(self, scheduled: Iterable[ScheduledSequence]) -> None:
@@ -141,17 +152,18 @@ class Scheduler:
         step.include(seq, num_new_tokens)
         if num_new_tokens > 1 and self.pool.enable_prefix_caching:
             num_full = (seq.num_computed_tokens + num_new_tokens) // self.pool.block_size
-            step.filled.update(self._digests(seq, num_full)[seq.num_registered_blocks :])
+            step.fills[seq.seq_id] = self._digests(seq, num_full)[seq.num_registered_blocks :]
 
     def _admit_waiting(self, step: Schedule) -> None:
         held = 0  # leading sequences that wait for a prefix: they are passed, their room is kept
         while held < len(self.waiting) and step.budget_left:
             seq, ahead = self.waiting[held], [*self.running, *self.waiting[:held]]
-            if len(ahead) == self._max_num_seqs:
-                return
             cached_blocks = self._find_cached_blocks(seq)
-            if not self.admission.fits(seq, cached_blocks, ahead):
+            victims = self.admission.displaced(seq, cached_blocks, ahead, self._max_num_seqs)
+            if victims is None:
                 return  # in order: skipping the head would starve long prompts
+            for victim in victims:
+                self._displace(victim, step)
             if self._prefix_is_filled(seq, len(cached_blocks), step):
                 held += 1
                 continue
@@ -162,6 +174,17 @@ class Scheduler:
             seq.start(cached_blocks, len(cached_blocks) * self.pool.block_size)
             self.running.append(seq)
             self._schedule_running(seq, step)
+
+    def _put_off_prefills(self, step: Schedule) -> list[Sequence]:
+        """Take back the shares of prefills that the first one waiting goes before."""
+        if not self.waiting:
+            return []
+        first, shares = self.waiting[0], list(step.scheduled.values())
+        prefills = [share.seq for share in shares if share.num_new_tokens > 1]
+        put_off = [seq for seq in prefills if first.may_displace(seq)]
+        for seq in put_off:
+            step.exclude(seq)
+        return put_off
 
     def _prefix_is_filled(self, seq: Sequence, num_cached_blocks: int, step: Schedule) -> bool:
         """Whether this very step computes what it would compute again, as for n > 1 answers."""
@@ -182,6 +205,14 @@ class Scheduler:
         step.exclude(seq)
         step.preempted.append(seq)
         self.withdraw(seq)
+        self.add(seq)
+
+    def _displace(self, seq: Sequence, step: Schedule) -> None:
+        """Send a running sequence back to waiting, for one of sooner priority."""
+        step.exclude(seq)
+        step.preempted.append(seq)
+        self.running.remove(seq)
+        self.pool.release(seq.give_way())
         self.add(seq)
 
     def _find_cached_blocks(self, seq: Sequence) -> list[int]:
@@ -207,6 +238,11 @@ class Scheduler:
             tokens = seq.token_ids[index * size : (index + 1) * size]
             digests.append(block_digest(parent, tokens))
         return digests[:num_blocks]
+
+
+def _turn(seq: Sequence) -> tuple[int, ...]:
+    """Decodes come first, as they were admitted, then prefills by rank."""
+    return (0,) if seq.num_uncomputed_tokens == 1 else (1, *seq.rank)
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -7,6 +7,9 @@ from enum import Enum
 from headrace_worker.engine.grammar import GrammarState
 from headrace_worker.engine.messages import AddSequence, SequenceFinish
 
+AGEING_STEPS = 512
+"""After so many steps a sequence has caught up with newcomers of the next sooner priority."""
+
 
 class SequenceStatus(Enum):
     """Where a sequence stands; FINISHED is the end, however it came about."""
@@ -36,6 +39,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "arrival_step",
         "block_digests",
         "block_table",
         "ended",
@@ -57,7 +61,7 @@ class Sequence:
         "was_admitted",
     )
 
-    def __init__(self, command: AddSequence, arrival: int) -> None:
+    def __init__(self, command: AddSequence, arrival: int, arrival_step: int = 0) -> None:
         self.seq_id = command.seq_id
         self.token_ids = list(command.token_ids)
         self.num_prompt_tokens = command.num_prompt_tokens
@@ -69,6 +73,7 @@ class Sequence:
         self.priority = command.priority
         self.salt = command.salt
         self.arrival = arrival  # order of arrival in this engine, kept through preemptions
+        self.arrival_step = arrival_step  # steps of the engine before it
         self.status = SequenceStatus.WAITING
         # Block b of the table holds tokens [b * block_size, (b + 1) * block_size).
         self.block_table: list[int] = []
@@ -87,8 +92,16 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key: who is served first; the greatest is preempted first."""
-        return (self.priority, self.arrival)
+        """Sort key: who is served first; the greatest is preempted first.
+
+        A place ahead in priority is worth so many steps and no more, so nobody waits for ever
+        behind a stream of sooner ones. It needs no clock: all that wait age at the same pace.
+        """
+        return (self.priority * AGEING_STEPS + self.arrival_step, self.arrival)
+
+    def may_displace(self, other: Sequence) -> bool:
+        """Whether another one has to give way to it: a later priority that has not aged past it."""
+        return other.priority > self.priority and other.rank > self.rank
 
     @property
     def num_tokens(self) -> int:
@@ -157,9 +170,13 @@ class Sequence:
             self.was_admitted = True
 
     def preempt(self) -> list[int]:
+        """Go back to waiting, as its growth was misjudged; return the blocks to free."""
+        self.num_preemptions += 1
+        return self.give_way()
+
+    def give_way(self) -> list[int]:
         """Go back to waiting with nothing computed; return the blocks to free."""
         self._move_to(SequenceStatus.WAITING)
-        self.num_preemptions += 1
         return self._give_up_blocks()
 
     def finish(self) -> list[int]:
