@@ -14,6 +14,7 @@ from typing import Any
 from headrace.checks import shown
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
 from headrace.keys import check_request_id, check_tenant
+from headrace.messages import check_contents
 from headrace.metadata import checked_metadata
 from headrace.packing import (
     LOG_ENTRY,
@@ -124,6 +125,7 @@ def decode_request(payload: bytes) -> RequestMessage:
         chat_template_kwargs=normal_template_kwargs(body.get("tmpl")),
     )
     check_prompt(message.prompt, message.messages)
+    check_contents(message.messages or ())
     check_has_template(message.messages, message.tools, message.chat_template_kwargs)
     if isinstance(message.prompt, tuple):  # text is counted by the worker
         check_num_scores(len(message.prompt), message.sampling.prompt_logprobs)

@@ -145,7 +145,7 @@ def test_tools_variables_and_parts_reach_the_model(tiny: TinyWorker) -> None:
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
     answer = tiny.ask(
         None,
-        messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": None}],
+        messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": ""}],
         tools=[TOOL],
         chat_template_kwargs={"mood": "calm"},
         echo=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.cli.batch_sampling import SAMPLING_FIELDS, read_sampling
 from headrace.errors import InvalidRequest
+from headrace.messages import check_contents
 from headrace.protocol import check_prompt
 from headrace.sampling import SamplingParams
 from headrace.template_options import normal_template_kwargs, normal_tools
@@ -135,6 +136,7 @@ def _messages(messages: object) -> list[Message]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"a message must be an object with a role, not {message!r}")
     check_prompt(None, messages)
+    check_contents(messages)
     return messages
 
 
