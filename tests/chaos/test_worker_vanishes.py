@@ -45,10 +45,10 @@ def test_repeated_kills_lose_nothing(driver: QueueDriver, farm: WorkerFarm) -> N
     asked = [Asked(f"r{n}", max_tokens=90, seed=n) for n in range(4)]
     enqueue(driver, *asked)
     for round_number in range(1, 4):
-        worker = farm.ready("--max-strikes", "100", engine=SLOW)
+        worker = farm.ready(engine=SLOW)
         wait_until_some_tokens(driver, asked[0], 12 * round_number)
         worker.kill()
-    farm.ready("--max-strikes", "100")
+    farm.ready()
     wait_for_ends(driver, *asked)
     for request in asked:
         check_stream(driver, request)
@@ -95,6 +95,22 @@ def test_sigterm_hands_over_at_once(driver: QueueDriver, farm: WorkerFarm) -> No
     for request in asked:
         check_stream(driver, request)
         assert driver.status(request.request_id).strikes == 0
+
+
+@ON_VALKEY
+def test_workers_with_different_leases_share_a_queue(driver: QueueDriver, farm: WorkerFarm) -> None:
+    """The one with the short lease sweeps often, and takes nothing from the one with the long."""
+    asked = [Asked(f"r{n}", max_tokens=250, seed=n) for n in range(3)]
+    patient = farm.ready("--lease-ttl", "60s", engine=SLOW)
+    enqueue(driver, *asked)
+    wait_until_some_tokens(driver, asked[0], 1)
+    farm.ready("--lease-ttl", "1s")
+    wait_for_ends(driver, *asked)
+    for request in asked:
+        check_stream(driver, request)
+        status = driver.status(request.request_id)
+        assert (status.epoch, status.strikes) == (1, 0)
+    assert not patient.events("request.dropped")
 
 
 @ON_VALKEY

@@ -88,6 +88,16 @@ def test_a_suspect_whose_waiting_place_was_lost_is_still_isolated(
     assert [grant.request_id for grant in driver.claim("w1").grants] == ["suspect"]
 
 
+def test_a_suspect_that_changes_its_lane_is_still_isolated(driver: QueueDriver) -> None:
+    """Served sooner, it is met sooner, by a worker of its own all the same."""
+    _make_suspects(driver, "suspect")
+    driver.enqueue("next")
+    driver.reprioritise(0, "suspect")
+    assert driver.claim("w1", **BUSY).grants == ()
+    assert [grant.request_id for grant in driver.claim("w2", **BUSY).grants] == ["next"]
+    assert [grant.request_id for grant in driver.claim("w1").grants] == ["suspect"]
+
+
 def test_a_cancelled_suspect_leaves_its_place(driver: QueueDriver) -> None:
     """It ends at once, and nothing waits behind it."""
     _make_suspects(driver, "suspect")
