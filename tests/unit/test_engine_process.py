@@ -136,14 +136,26 @@ def test_signals_are_left_to_the_parent(number: int) -> None:
         assert answer_of(engine, 1) == fake_answer([1], max_tokens=3, seed=1)
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_before_the_exit() -> None:
-    """The real process, asked for a folder that is not there."""
+def test_a_model_that_cannot_be_loaded_is_reported_before_the_exit(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The real process, asked for a folder that is not there: the reason, and no traceback."""
     settings = EngineSettings(model="./no-such-model", device="cpu", dtype="float32")
     with start_engine(command=REAL_ENGINE, settings=settings) as engine:
         failed = engine.receive(EngineFailed, timeout_s=90)
         assert "no-such-model" in failed.message
         assert failed.seq_ids == ()
         assert engine.child.wait(10) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_fault_of_ours_is_reported_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """What nobody foresaw has to be found."""
+    with start_engine() as engine:
+        engine.send(request(1, [Misfortune.BREAK_ENGINE, 0]))
+        engine.receive(EngineFailed)
+        assert engine.child.wait(10) == 1
+    assert "Traceback" in capfd.readouterr().err
 
 
 def test_a_first_message_that_is_not_the_settings_is_an_error() -> None:

@@ -102,7 +102,7 @@ def test_a_window_beyond_every_sequence_is_none() -> None:
         (Layer(0, MaskShape(None), sliding_window=8), "window None, its attention 8"),
         (Layer(0, torch.zeros(1, 1, 3, 3)), "a mask|mask of the model's own making"),
         (Layer(0, is_causal=False), "is_causal=False"),
-        (Layer(0, s_aux=torch.zeros(HEADS)), "attention with 's_aux'"),
+        (Layer(0, s_aux=torch.zeros(HEADS)), r"attention sinks \(s_aux\)"),
         (Layer(0, position_bias=torch.zeros(3)), "attention with 'position_bias'"),
         (Layer(0, sizes={"value": (KV_HEADS, 6)}), r"unlike heads .*\(2, 8\), \(2, 6\), \(4, 8\)"),
         (Layer(0, sizes={"key": (3, 8), "value": (3, 8)}), "unlike heads"),

@@ -23,7 +23,7 @@ class Finding:
     """One thing that was looked at."""
 
     name: str  # what: device, backend, model
-    ok: bool
+    ok: bool | None  # None: it cannot be told here
     detail: str  # what was found
     mend: str = ""  # what to do when it is not ok
 
@@ -75,16 +75,19 @@ def _look_at_model(name: str) -> Finding:
 
     try:
         path = locate_model(resolve(name)).path
-        shape = _describe_model(path)
+        shape, is_proved = _describe_model(path)
     except CatalogueError as error:
         return Finding("model", False, str(error), "headrace pull lists the names that are known")
     except ModelLoadError as error:
         return Finding("model", False, f"{name}: {error}", "give --model another model")
-    return Finding("model", True, f"{name} ({shape}, {format_bytes(_size_of(path))} on disk)")
+    detail = f"{name} ({shape}, {format_bytes(_size_of(path))} on disk)"
+    if is_proved:
+        return Finding("model", True, detail)
+    return Finding("model", None, f"{detail}; not tried here: its attention, which a worker checks")
 
 
-def _describe_model(path: Path) -> str:
-    """Return architecture, layers and context; raises ModelLoadError for what cannot run."""
+def _describe_model(path: Path) -> tuple[str, bool]:
+    """Return what is known of it, and if that proves that it runs; raises ModelLoadError if not."""
     from headrace_worker.model.config import (
         from_transformers,
         is_native,
@@ -97,13 +100,13 @@ def _describe_model(path: Path) -> str:
     else:
         hf_config, eos_token_ids = read_transformers_config(path)
         if not is_native(hf_config.model_type):
-            return _describe_external(hf_config)
+            return _describe_external(hf_config), False
         config = from_transformers(hf_config, eos_token_ids)
     kv_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return (
         f"{config.architecture}, {config.num_layers} layers, context "
         f"{config.max_position_embeddings}, {format_bytes(2 * kv_values)} of 16-bit KV a token"
-    )
+    ), True
 
 
 def _describe_external(hf_config: Any) -> str:

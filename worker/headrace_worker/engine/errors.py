@@ -1,10 +1,14 @@
-"""What the engine raises: a setting that cannot work, and a step that went wrong."""
+"""What the engine raises: a start that cannot work, and a step that went wrong."""
 
 from __future__ import annotations
 
 
 class SettingsError(ValueError):
     """The engine cannot start with these settings; the message names the numbers."""
+
+
+class EngineRefused(Exception):
+    """The engine does not start, for a reason that was foreseen; the message says all there is."""
 
 
 class EngineStepError(RuntimeError):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from headrace_worker.engine.channel import Channel, ChannelClosed
 from headrace_worker.engine.engine import Engine
-from headrace_worker.engine.errors import EngineStepError
+from headrace_worker.engine.errors import EngineRefused, EngineStepError, SettingsError
 from headrace_worker.engine.framing import Message
 from headrace_worker.engine.messages import (
     AbortSequences,
@@ -62,6 +62,9 @@ def run(fd: int, load: Loader) -> int:
         serve(engine, channel, commands)
     except ChannelClosed:
         return 1  # nobody is left to tell
+    except EngineRefused as error:  # a trace would show where it was noticed, which helps nobody
+        channel.send(EngineFailed(str(error), ()))
+        return 1
     except Exception as error:  # the process entry: the parent must hear it, whatever it is
         traceback.print_exc()
         seq_ids = error.sequence_ids if isinstance(error, EngineStepError) else ()
@@ -100,8 +103,12 @@ def serve(engine: Engine, channel: Channel, commands: list[Message]) -> None:
 
 def _load_model_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
     from headrace_worker.engine.loader import load_engine  # imports torch
+    from headrace_worker.model.errors import ModelLoadError
 
-    return load_engine(settings)
+    try:
+        return load_engine(settings)
+    except (ModelLoadError, SettingsError) as error:
+        raise EngineRefused(f"{type(error).__name__}: {error}") from error
 
 
 def _exit_with_parent(fd: int) -> None:

@@ -49,9 +49,10 @@ def load_external(
         ModelLoadError: the model is damaged, or would be computed wrongly; the message says why.
     """
     model_class = choose_class(hf_config)
-    with _explained(f"{model_class.__name__} cannot be loaded from {folder}"):
+    name = model_class.__name__
+    with _explained(name, f"cannot be loaded from {folder}"):
         model = _load(model_class, folder, hf_config, dtype, device)
-    with _explained(f"{model_class.__name__} does not run on packed batches"):
+    with _explained(name, "does not run on packed batches"):
         return _adapt(model, eos_token_ids, dtype)
 
 
@@ -132,12 +133,14 @@ def _count_bytes(model: Any) -> int:
 
 
 @contextmanager
-def _explained(summary: str) -> Iterator[None]:
-    """Turn what transformers and model code raise into a ModelLoadError."""
+def _explained(name: str, summary: str) -> Iterator[None]:
+    """Turn what transformers and model code raise into a ModelLoadError; each names the class."""
     try:
         yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{name}: {error}") from error
     except _MODEL_ERRORS as error:
-        raise ModelLoadError(f"{summary}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(f"{name} {summary}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from headrace_worker.model.external.masks import MaskShape
 _HARMLESS = frozenset(
     {"scaling", "softcap", "sliding_window", "dropout", "position_ids", "is_causal", "use_cache"}
 )
+# What the people who choose a model call it.
+_MEANINGS = {"s_aux": "attention sinks (s_aux) are"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def probe_attention(model: Any, token_ids: torch.Tensor) -> AttentionFacts:
 def _refuse_options(call: AttentionCall) -> None:
     for name, value in call.options.items():
         if name not in _HARMLESS and value is not None and value is not False:
-            raise ModelLoadError(f"attention with {name!r} is not supported")
+            what = _MEANINGS.get(name, f"attention with {name!r} is")
+            raise ModelLoadError(f"{what} not supported")
     if call.options.get("is_causal") is False:
         raise ModelLoadError("attention that looks ahead (is_causal=False) is not supported")
 
