@@ -67,15 +67,18 @@ def test_bom_and_crlf_are_accepted() -> None:
         (b"[1]", "expected an object, got list"),
         (b'"text"', "expected an object, got str"),
         (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
         (b'{"custom_id": NaN}', "NaN is not JSON"),
         (b'{"custom_id": -Infinity}', "-Infinity is not JSON"),
+        (b'{"a": [{"b": 1}, {"b": NaN}]}', "a[1].b is NaN, and NaN is not JSON"),
+        (b'{"custom_id": "a", "custom_id": "b"}', "the key 'custom_id' is there twice"),
         (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"{}", "custom_id must be a non-empty string, not None"),
         (b'{"custom_id": ""}', "custom_id must be a non-empty string, not ''"),
         (b'{"custom_id": 7}', "custom_id must be a non-empty string, not 7"),
         (b'{"custom_id": "\\ud800"}', "is not Unicode text"),
         (b'{"custom_id": "a"}', "method must be 'POST', not None"),
+        (line()[:-1] + b', "temperature": 0}', "unknown key 'temperature' beside body"),
         (line(url="/v1/x"), "not '/v1/x'"),
         (line(url="/v1/embeddings"), "not '/v1/embeddings'"),
         (b'{"custom_id": "a", "method": "POST", "url": ["/v1/completions"]}', "url must be"),
@@ -98,12 +101,20 @@ def test_a_malformed_line_is_refused_by_name(raw: bytes, named: str) -> None:
         ("/v1/completions", {"prompt": [[1], [2]]}, "a line of its own"),
         ("/v1/completions", {"prompt": [1, -2]}, "holds -2"),
         ("/v1/completions", {"prompt": [1, True]}, "holds True"),
-        ("/v1/completions", {"prompt": "a", "messages": []}, "'messages' is not supported"),
+        ("/v1/completions", {"prompt": "a", "messages": []}, "belongs to /v1/chat"),
         ("/v1/completions", {"prompt": "a", "logprobs": 99}, "logprobs must be"),
         ("/v1/completions", {"prompt": "a", "echo": 0}, "echo must be true or false, not 0"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of = 3 is not supported"),
         ("/v1/completions", {"prompt": "a", "stream": True}, "stream = True is not supported"),
-        ("/v1/completions", {"prompt": "a", "tempreature": 1}, "'tempreature' is not supported"),
+        ("/v1/completions", {"prompt": "a", "tempreature": 1}, "did you mean 'temperature'?"),
+        ("/v1/completions", {"prompt": "a", "xyz": 7}, "'xyz' is not supported here, given as 7"),
+        ("/v1/completions", {"prompt": "a", "priority": 1}, "run-batch --priority"),
+        ("/v1/completions", {"prompt": "a", "request_id": "r"}, "a line has its custom_id"),
+        ("/v1/completions", {"prompt": "a", "cache_salt": "s"}, "never share a prefix cache"),
+        ("/v1/completions", {"prompt": ["a", 1]}, "prompt holds 2 prompts"),
+        ("/v1/completions", {"prompt": [["a"]]}, "holds 'a', which is not a token id"),
+        ("/v1/completions", {"prompt": [""]}, "prompt is empty"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt is empty"),
         ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature must be"),
         ("/v1/completions", {"prompt": "a", "temperature": "hot"}, "not 'hot'"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens must be"),
@@ -141,6 +152,17 @@ def test_a_chat_body_is_refused_what_it_cannot_have(extra: dict[str, Any]) -> No
     """Contradictions, and features that do not exist here, are refused."""
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     assert next(iter(extra)) in refusal(line("q", "/v1/chat/completions", **chat, **extra)).message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [(["The capital of France is"], "The capital of France is"), ([[1, 2, 3]], [1, 2, 3])],
+)
+def test_a_list_of_one_prompt_is_that_prompt(prompt: object, expected: object) -> None:
+    """OpenAI's own examples ask for one prompt in a list."""
+    [item] = read(line(prompt=prompt))
+    assert isinstance(item, BatchRequest)
+    assert item.body.prompt == expected
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:

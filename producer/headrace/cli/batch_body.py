@@ -7,9 +7,11 @@ that silently ignores it would answer another question.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.checks import shown
 from headrace.cli.batch_sampling import SAMPLING_FIELDS, read_sampling
 from headrace.errors import InvalidRequest
 from headrace.messages import check_contents
@@ -51,6 +53,16 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 The last four are vLLM's, and stand in bodies that spell out its defaults.
 An answer is text: no tool call is read from it, so ``tool_choice`` cannot promise one.
 """
+
+_INSTEAD = {
+    "priority": "run-batch --priority is for all lines",
+    "request_id": "a line has its custom_id",
+    "cache_salt": "tenants never share a prefix cache",
+    "return_token_ids": "logprobs name tokens by id",
+    "messages": "it belongs to " + CHAT_URL,
+    "prompt": "it belongs to " + COMPLETIONS_URL,
+}
+"""What to do instead of fields that people bring from OpenAI and vLLM."""
 
 CHAT_FIELDS = {
     *("messages", "max_completion_tokens", "top_logprobs", "tools", "chat_template_kwargs"),
@@ -106,9 +118,18 @@ def _refuse_unknown(given: dict[str, Any], is_chat: bool) -> None:
         if name in neutral:
             # == alone would take 0 for false and 1.0 for 1.
             if not any(type(value) is type(v) and value == v for v in neutral[name]):
-                raise InvalidRequest(f"{name} = {value!r} is not supported")
+                raise InvalidRequest(f"{name} = {shown(value)} is not supported")
         elif name not in taken:
-            raise InvalidRequest(f"{name!r} is not supported; it would change the answer")
+            hint = _hint(name, taken | set(neutral))
+            raise InvalidRequest(f"{name!r} is not supported here, given as {shown(value)}{hint}")
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """Say what to write instead, where that is known or can be guessed."""
+    if name in _INSTEAD:
+        return f"; {_INSTEAD[name]}"
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _tools(given: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -118,7 +139,9 @@ def _tools(given: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def _prompt(prompt: object) -> str | list[int]:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        raise InvalidRequest("prompt holds several prompts; give each a line of its own")
+        if len(prompt) > 1:
+            raise InvalidRequest(f"prompt holds {len(prompt)} prompts; give each a line of its own")
+        (prompt,) = prompt  # a list of one is that one
     if isinstance(prompt, list):
         for token_id in prompt:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:

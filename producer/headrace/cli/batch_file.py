@@ -7,16 +7,18 @@ batch_body.py.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
+from headrace.checks import shown
 from headrace.cli.batch_body import CHAT_URL, COMPLETIONS_URL, BatchBody, read_body
+from headrace.cli.batch_json import parse_line
 from headrace.errors import InvalidRequest
 
 MAX_LINE_BYTES = 4 * 1024 * 1024  # twice the largest payload of the queue
 MAX_MESSAGE_LENGTH = 400  # characters
+LINE_KEYS = ("custom_id", "method", "url", "body")
 BOM = b"\xef\xbb\xbf"
 
 
@@ -89,12 +91,16 @@ def _read_line(
 ) -> BatchRequest | BadLine:
     custom_id: str | None = None
     try:
-        entry = _parse(line)
+        entry, fault = _parse(line)
+        if fault is not None and not isinstance(entry.get("custom_id"), str):
+            raise _Refusal("invalid_line", fault)
         custom_id = _custom_id(entry)
         digest = id_digest(custom_id)
         if digest in seen:
             raise _Refusal("duplicate_custom_id", f"custom_id {custom_id!r} was used before")
         seen.add(digest)
+        if fault is not None:
+            raise _Refusal("invalid_line", fault)
         url = _url(entry)
         return BatchRequest(
             line_number, custom_id, url, read_body(url, entry.get("body"), default_max_tokens)
@@ -106,21 +112,12 @@ def _read_line(
     return BadLine(line_number, custom_id, code, shorten(f"line {line_number}: {message}"))
 
 
-def _parse(line: bytes | None) -> dict[str, Any]:
+def _parse(line: bytes | None) -> tuple[dict[str, Any], str | None]:
+    """Return what the line holds, and why it cannot be used, if so."""
     if line is None:
-        raise _Refusal("invalid_line", f"longer than {MAX_LINE_BYTES} bytes")
-    try:
-        # NaN and Infinity, which Python would take, are not JSON.
-        entry = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise _Refusal("invalid_line", f"not JSON: {error}") from error
-    if not isinstance(entry, dict):
-        raise _Refusal("invalid_line", f"expected an object, got {type(entry).__name__}")
-    return entry
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+        return {}, f"longer than {MAX_LINE_BYTES} bytes"
+    parsed = parse_line(line)
+    return parsed.entry, parsed.fault
 
 
 def _custom_id(entry: dict[str, Any]) -> str:
@@ -135,6 +132,9 @@ def _custom_id(entry: dict[str, Any]) -> str:
 
 
 def _url(entry: dict[str, Any]) -> str:
+    for name in entry:
+        if name not in LINE_KEYS:  # an option here, not in the body, would be lost without a word
+            raise _Refusal("invalid_line", f"unknown key {shown(name)} beside body")
     method, url = entry.get("method"), entry.get("url")
     if method != "POST":
         raise _Refusal("invalid_line", f"method must be 'POST', not {method!r}")

@@ -93,7 +93,7 @@ def _response_format(given: Mapping[str, Any]) -> object:
         if name in given:
             forms[name] = _FORMS[name](given[name])
     if len(forms) > 1:
-        raise InvalidRequest(f"give one of {sorted(forms)}, not {len(forms)}")
+        raise InvalidRequest(f"give exactly one of {sorted(forms)}, not {len(forms)}")
     return next(iter(forms.values()), None)
 
 
@@ -118,12 +118,12 @@ def _structured_outputs(outputs: object) -> dict[str, Any]:
     if not isinstance(outputs, dict):
         raise InvalidRequest(f"structured_outputs must be an object, not {shown(outputs)}")
     wanted = {name: v for name, v in outputs.items() if v is not None and v is not False}
-    for name in wanted:
+    for name, value in wanted.items():
         if name not in _OUTPUTS:
-            raise InvalidRequest(f"structured_outputs.{name} is not supported")
+            raise InvalidRequest(f"structured_outputs.{name} = {shown(value)} is not supported")
     if len(wanted) != 1:
         raise InvalidRequest(
-            f"structured_outputs must hold one of {list(_OUTPUTS)}, not {shown(outputs)}"
+            f"structured_outputs must hold exactly one of {list(_OUTPUTS)}, not {shown(outputs)}"
         )
     ((name, value),) = wanted.items()
     return _OUTPUTS[name](value)
