@@ -141,6 +141,8 @@ def test_a_refused_request_is_one_line_and_code_one(
         (("generate", "Hi", "--queue", "a b"), "'a b'"),
         (("generate", "Hi", "--redis-url", "http://x"), "http://x"),
         (("generate", "Hi", "--ttl", "soon"), "'soon' is not a duration"),
+        (("generate", "Hi", "--ttl", "0"), "ttl must be a positive number of seconds"),
+        (("enqueue", "Hi", "--ttl", "0s"), "ttl must be a positive number of seconds"),
         (("generate",), "Missing argument"),
         (("status", "--nope"), "--nope"),
         (("dlq", "purge"), "name entries, or give --all"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.errors import ConfigurationError, InvalidRequest
+from headrace.options import milliseconds
 from headrace.sampling import SamplingParams
 from headrace.units import parse_duration
 
@@ -32,6 +33,16 @@ def duration(text: str | float) -> float:
         return parse_duration(text)
     except ConfigurationError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def lifetime(text: str | float) -> float:
+    """Read a duration that a request may have, for typer; raises BadParameter."""
+    seconds = duration(text)
+    try:
+        milliseconds("ttl", seconds)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message) from error
+    return seconds
 
 
 def sampling_from(**options: Any) -> SamplingParams:
@@ -80,7 +91,12 @@ IncludeStop = Annotated[
     bool, option("--include-stop", "Print the --stop text that ended the answer, too.")
 ]
 BadWord = Annotated[
-    list[str] | None, option("--bad-word", "Never say this; may be given several times.")
+    list[str] | None,
+    option(
+        "--bad-word",
+        "Ban the tokens that spell this; the text may still hold it in another spelling, such as "
+        "letter by letter. May be given several times.",
+    ),
 ]
 Echo = Annotated[bool, option("--echo", "Print the prompt, as the model reads it, first.")]
 JsonSchema = Annotated[
@@ -96,7 +112,7 @@ Choice = Annotated[
 Priority = Annotated[int, option("--priority", "0 is served soonest, 9 last.", min=0, max=9)]
 Ttl = Annotated[
     float | None,
-    option("--ttl", "Drop the request when it has waited so long: 30s, 2h.", parser=duration),
+    option("--ttl", "Drop the request when it has waited so long: 30s, 2h.", parser=lifetime),
 ]
 
 DEFAULT_QUEUE = "default"

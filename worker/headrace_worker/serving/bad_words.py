@@ -42,13 +42,18 @@ def spell_words(
 
 def _spell(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     bare = word.lstrip(" ")
+    if not bare:
+        raise InvalidRequest(
+            f"bad_words holds {shown(word)}, which is nothing but spaces: words are matched with a"
+            " space before them and without, so nothing is left of it to ban"
+        )
     meant = bare.encode()
     found = [
         run
         for run in _candidates(bare, tokenizer)
         if run and tokenizer.shown_bytes(run).lstrip(b" ") == meant
     ]
-    if not bare or not found:
+    if not found:
         raise InvalidRequest(
             f"bad_words holds {shown(word)}, which this model's tokens cannot spell"
         )
