@@ -199,6 +199,28 @@ def test_whatever_is_written_into_an_own_request_others_are_served(
     driver.client.delete(*driver.client.scan_iter(f"{driver.keys.base}:*"))  # ruins of mallory's
 
 
+BOOKS = ["queued", "queued:5", "queued:5:acme", "running", "running:5:acme", "bytes", "turn",
+         "turn:5", "since:5", "sweep_cursor", "janitor_cursor", "repair_cursor"]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["x", "nan", "inf", "-1e300", "1e300", str(2**63 - 1), "-5", ""])
+def test_whatever_is_written_into_the_shared_books_others_are_served(
+    mallory: QueueDriver, driver: QueueDriver, value: str
+) -> None:
+    """Turns and counts may be wrong then, but requests are taken, granted, swept and finished."""
+    driver.enqueue("before", tenant=VICTIM)
+    mallory.client.hset(driver.keys.stats, mapping=dict.fromkeys(BOOKS, value))
+    driver.enqueue("r1", tenant=VICTIM)
+    driver.janitor()
+    driver.reap()
+    granted = driver.claim().grants
+    assert [grant.request_id for grant in granted] == ["before", "r1"]
+    for grant in granted:
+        driver.emit(grant)
+        assert driver.finish(grant, 1).outcome.name == "OK"
+    driver.client.delete(driver.keys.stats)
+
+
 def test_an_oversized_payload_is_never_handed_to_a_worker(
     mallory: QueueDriver, driver: QueueDriver
 ) -> None:

@@ -20,7 +20,7 @@ local function count(q, what, lane, tenant, by)
   local stats = stats_key(q)
   local in_lane
   for depth, field in ipairs({ what, what .. ':' .. lane, what .. ':' .. lane .. ':' .. tenant }) do
-    local value = redis.call('HINCRBY', stats, field, by)
+    local value = add_up(stats, field, by)
     if value <= 0 then redis.call('HDEL', stats, field) end
     if depth == 2 then in_lane = value end
   end
@@ -29,7 +29,7 @@ end
 
 local function count_bytes(q, by)
   if by == 0 then return end -- Lua writes the negative of 0 as -0, which Redis refuses
-  local left = redis.call('HINCRBY', stats_key(q), 'bytes', by)
+  local left = add_up(stats_key(q), 'bytes', by)
   if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
 end
 
@@ -42,7 +42,7 @@ local function turn_of(lane, cost) return math.min(cost, LARGEST_TURN) * 2 ^ lan
 local function count_queued(q, lane, tenant, cost, now)
   if count(q, 'queued', lane, tenant, 1) > 1 then return end
   local turns = redis.call('HMGET', stats_key(q), 'turn', 'turn:' .. lane)
-  local turn = math.max(tonumber(turns[1] or 0) + turn_of(lane, cost), tonumber(turns[2] or 0))
+  local turn = math.max(measure(turns[1]) + turn_of(lane, cost), measure(turns[2]))
   redis.call('HSET', stats_key(q), 'turn:' .. lane, turn, 'since:' .. lane, now)
 end
 

@@ -57,7 +57,8 @@ end
 local function walk_lanes(q, cursor_field, visit)
   local stats = stats_key(q)
   local from = redis.call('HGET', stats, cursor_field) or '0:0'
-  local lane, cursor = from:match('^(%d+):(%d+)$')
+  local lane, cursor = from:match('^(%d):(%d+)$')
+  lane, cursor = lane or '0', cursor_of(cursor)
   local function save()
     local at = lane .. ':' .. cursor
     if at ~= from then redis.call('HSET', stats, cursor_field, at) end

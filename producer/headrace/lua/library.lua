@@ -93,6 +93,25 @@ local function is_request_id(text)
   return #text <= 160 and text:match('^[A-Za-z0-9._:@/+=-]+$') ~= nil
 end
 
+-- The books of a queue are shared by its producers, and what one writes into them by hand must not
+-- stop the others: what is no measure is 0, what is no cursor is the beginning, and a count that
+-- cannot be counted on begins anew.
+local function measure(text)
+  local number = tonumber(text or 0)
+  return number and number == number and math.abs(number) < 1e18 and number or 0
+end
+
+local function cursor_of(text)
+  return text and #text <= 19 and text:match('^%d+$') or '0'
+end
+
+local function add_up(key, field, by)
+  local sum = redis.pcall('HINCRBY', key, field, by)
+  if type(sum) == 'number' then return sum end
+  redis.call('HDEL', key, field)
+  return redis.call('HINCRBY', key, field, by)
+end
+
 -- One name for a request inside deadlines and claim answers; a tenant holds no colon, an id may.
 local function reference(tenant, id) return tenant .. ':' .. id end
 local function parse_reference(text) return text:match('^([^:]*):(.*)$') end

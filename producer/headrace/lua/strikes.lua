@@ -81,7 +81,7 @@ end
 
 local function count_dead_bytes(q, by)
   local key = stats_key(q)
-  local left = redis.call('HINCRBY', key, 'dead_bytes', by)
+  local left = add_up(key, 'dead_bytes', by)
   if left <= 0 or redis.call('XLEN', dead_key(q)) == 0 then redis.call('HDEL', key, 'dead_bytes') end
   return left
 end

@@ -17,7 +17,7 @@ local function next_lane(q, now, exhausted)
   local v = redis.call('HMGET', stats_key(q), unpack(LANE_FIELDS))
   local best, best_turn, oldest, oldest_since
   for lane = 0, LANES - 1 do
-    local turn, since = tonumber(v[lane * 3 + 2] or 0), tonumber(v[lane * 3 + 3] or 0)
+    local turn, since = measure(v[lane * 3 + 2]), measure(v[lane * 3 + 3])
     if v[lane * 3 + 1] and not exhausted[lane] then
       if not best or turn < best_turn then best, best_turn = lane, turn end
       if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
@@ -30,9 +30,9 @@ end
 -- The queue's own turn is the lowest one, also when an old lane was served out of order: newcomers
 -- must not start behind where that lane is.
 local function take_turn(q, r, now)
-  local stats = stats_key(q)
-  redis.call('HINCRBYFLOAT', stats, 'turn:' .. r.lane, turn_of(r.lane, r.cost))
-  redis.call('HSET', stats, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
+  local stats, field = stats_key(q), 'turn:' .. r.lane
+  local turn = measure(redis.call('HGET', stats, field)) + turn_of(r.lane, r.cost)
+  redis.call('HSET', stats, field, turn, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
 end
 
 -- The tenant served least, of those that have something queued here: the virtual token counter of

@@ -120,7 +120,7 @@ end
 
 local function repair_requests(q, most)
   local stats = stats_key(q)
-  local cursor = redis.call('HGET', stats, 'repair_cursor') or '0'
+  local cursor = cursor_of(redis.call('HGET', stats, 'repair_cursor'))
   -- Characters that mean something in a pattern cannot occur in a queue name.
   local pattern = request_key(q, '*', '*')
   local page = redis.call('SCAN', cursor, 'MATCH', pattern, 'COUNT', most, 'TYPE', 'hash')
