@@ -86,7 +86,7 @@ def test_a_redis_that_stalls_pauses_the_engine(driver: QueueDriver, farm: Worker
 
 
 @ON_VALKEY
-@pytest.mark.parametrize("function", ["claim", "emit", "finish", "renew"])
+@pytest.mark.parametrize("function", ["claim", "finish"])
 async def test_lost_replies_double_nothing(
     driver: QueueDriver, farm: WorkerFarm, server: Server, function: str
 ) -> None:

@@ -40,21 +40,6 @@ def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: Wor
 
 
 @ON_VALKEY
-def test_repeated_kills_lose_nothing(driver: QueueDriver, farm: WorkerFarm) -> None:
-    """Three workers in a row are killed in the middle; innocents get no dead letter for it."""
-    asked = [Asked(f"r{n}", max_tokens=90, seed=n) for n in range(4)]
-    enqueue(driver, *asked)
-    for round_number in range(1, 4):
-        worker = farm.ready(engine=SLOW)
-        wait_until_some_tokens(driver, asked[0], 12 * round_number)
-        worker.kill()
-    farm.ready()
-    wait_for_ends(driver, *asked)
-    for request in asked:
-        check_stream(driver, request)
-
-
-@ON_VALKEY
 def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: WorkerFarm) -> None:
     """SIGSTOP past the lease, SIGCONT: its writes are refused, and it is good for new work."""
     asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in range(4)]

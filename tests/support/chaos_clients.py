@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headrace import AsyncClient, Chunk, Completion, Timeout
 from headrace.errors import HeadraceError, TransportError
@@ -16,6 +17,7 @@ from support.chaos_history import History
 from support.streams import Asked
 
 PATIENT = Timeout(first_chunk=600, between_chunks=300, total=3600, redis=30)
+IN_TRANSIT_S = 0.5
 MOST_CHUNKS = 6  # that the restless reader takes before it leaves
 
 
@@ -38,10 +40,12 @@ class View:
         self.times_s.append(now_s)
 
     def silence_s(self, at_s: float) -> float | None:
-        """How long nothing came around a moment in mid-stream; None when it was not in one."""
-        before = [time_s for time_s in self.times_s if time_s <= at_s]
-        after = [time_s for time_s in self.times_s if time_s > at_s]
-        return after[0] - before[-1] if before and after else None
+        """Return the longest silence that began about then; None when it was not in mid-stream.
+
+        What was under way at that moment still arrives, so the silence may begin a little later.
+        """
+        pairs = list(pairwise(self.times_s))
+        return max((b - a for a, b in pairs if b > at_s > a - IN_TRANSIT_S), default=None)
 
 
 class Clients:
@@ -64,6 +68,18 @@ class Clients:
                 await gate.acquire()
                 group.create_task(self._follow(request, gate, is_read))
 
+    async def read_all(self, asked: Sequence[Asked]) -> None:
+        """Read requests that were enqueued before, from their start."""
+        for request in asked:
+            stream = self._client.attach(request.request_id, timeout=PATIENT)
+            async with stream:
+                await asyncio.gather(self._read(request, stream), self._read_restlessly(request))
+
+    async def submit_all(self, asked: Sequence[Asked]) -> None:
+        """Enqueue one after another; the history has what came of it."""
+        for request in asked:
+            await self._submit(request)
+
     async def _follow(self, request: Asked, gate: asyncio.Semaphore, is_read: bool) -> None:
         try:
             if is_read:
@@ -77,11 +93,11 @@ class Clients:
     async def _submit(self, request: Asked) -> None:
         with suppress(HeadraceError):  # the history has it
             with self._history.operation("enqueue", request.request_id):
-                await self._client.submit(list(request.prompt), **_options(request))
+                await self._client.submit(list(request.prompt), **options_of(request))
 
     async def _ask_and_read(self, request: Asked) -> None:
         stream = self._client.stream(
-            list(request.prompt), timeout=PATIENT, cancel_on_exit=False, **_options(request)
+            list(request.prompt), timeout=PATIENT, cancel_on_exit=False, **options_of(request)
         )
         async with AsyncExitStack() as stack:
             try:
@@ -89,9 +105,9 @@ class Clients:
                     await stack.enter_async_context(stream)
             except HeadraceError:
                 return
-            restless = asyncio.create_task(self._read_restlessly(request))
-            await self._read(request, stream)
-            await restless
+            async with asyncio.TaskGroup() as readers:
+                readers.create_task(self._read(request, stream))
+                readers.create_task(self._read_restlessly(request))
 
     async def _read(self, request: Asked, stream: TokenStream) -> None:
         view = self.calm[request.request_id] = View()
@@ -128,7 +144,8 @@ class Clients:
         view.end = stream.completion
 
 
-def _options(request: Asked) -> RequestOptions:
+def options_of(request: Asked) -> RequestOptions:
+    """Return the keyword arguments that ask for it."""
     return {
         "request_id": request.request_id,
         "max_tokens": request.max_tokens,

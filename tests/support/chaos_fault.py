@@ -26,6 +26,7 @@ class Fault:
     short: Size  # for every test run
     full: Size  # for `make chaos`
     server: dict[str, str] = field(default_factory=dict)  # options of the server
+    tested_by: str = ""  # the test that shows it small, when that is not the matrix
     lacks: Callable[[], str] = lambda: ""  # what this machine has not got for it, by name
 
 

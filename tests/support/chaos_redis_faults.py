@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from functools import partial
+from pathlib import Path
 
 from support.chaos_checkers import (
     acknowledged,
@@ -14,6 +16,7 @@ from support.chaos_checkers import (
 from support.chaos_stand import Stand
 from support.chaos_worker_faults import check_everything, kill_points
 from support.streams import Asked, check_stream, enqueue, wait_for_ends
+from support.workers import WorkerProcess
 
 EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
 RECOVERY_S = 5.0
@@ -33,24 +36,25 @@ def kill_redis(stand: Stand) -> None:
     driver = stand.driver
     drained_s = wait_until_drained(stand)
     stand.result.measure("kills", len(downs_s))
-    stand.result.measure("longest start with AOF, s", max(downs_s))
+    stand.result.measure("longest downtime, s", max(downs_s))
     stand.result.measure("backlog drained after, s", drained_s)
     check_set(driver, stand.history, stand.result)
     check_streams(driver, acknowledged(asked, stand.history), stand.result)
     check_resources(driver, stand.result)
 
 
-def kill_redis_mid_stream(stand: Stand) -> None:
-    """The same while streams are read: they go on where they were, and nothing is granted again."""
+def restart_redis(stand: Stand) -> None:
+    """SIGTERM or SIGKILL of Redis in mid-stream: a pause, and nothing is granted again."""
     asked = stand.make_requests()
     stand.start_worker()
-    recovered_s = []
+    downs_s, recovered_s = [], []
     with stand.load(asked):
         for tokens in kill_points(stand, asked):
             stand.wait_for_tokens(tokens)
-            restart(stand)
+            downs_s.append(restart(stand, gently=stand.draw.random() < 0.5))
             recovered_s.append(seconds_to_next_token(stand))
-    stand.result.time("longest recovery", max(recovered_s), at_most_s=RECOVERY_S)
+    stand.result.measure("longest downtime, s", max(downs_s))
+    stand.result.time("longest pause after it", max(recovered_s), at_most_s=2.0)
     check_everything(stand, asked)
     grants = [stand.driver.status(request.request_id).epoch for request in asked]
     stand.result.measure("granted again", sum(epoch > 1 for epoch in grants), at_most=0)
@@ -62,11 +66,13 @@ def stop_redis_for_long(stand: Stand) -> None:
     worker = stand.start_worker()
     with stand.load(asked):
         stand.wait_for_tokens(kill_points(stand, asked)[0])
+        before = memory_mib(worker)
         stand.history.note("stop redis", seconds=stand.size.seconds)
         stand.server.kill()
         stand.wait_for_s(stand.size.seconds)
         stand.server.start()
         recovered_s = seconds_to_next_token(stand)
+    stand.result.measure("worker has grown by, MiB", memory_mib(worker) - before, at_most=64)
     stand.result.time("recovery", recovered_s, at_most_s=RECOVERY_S)
     stand.result.measure("workers lost", int(worker.child.poll() is not None), at_most=0)
     check_everything(stand, asked)
@@ -92,13 +98,40 @@ def wipe_redis(stand: Stand) -> None:
     stand.result.measure("told that it is lost", told, at_least=len(old))
 
 
-def restart(stand: Stand) -> float:
-    """Kill the server and start it again; returns how long its start took, in seconds."""
-    stand.history.note("kill redis", pid=stand.server.pid)
-    stand.server.kill()
+def fill_redis(stand: Stand) -> None:
+    """Redis has no memory left: everybody waits, the full queue drains, and all goes on."""
+    asked = stand.make_requests()
+    worker = stand.start_worker()
+    stalled_s = []
+    with stand.load(asked):
+        for tokens in kill_points(stand, asked):
+            stand.wait_for_tokens(tokens)
+            stand.history.note("fill redis", seconds=stand.size.seconds)
+            stand.driver.client.config_set("maxmemory", 1)
+            stand.wait_for_s(stand.size.seconds)
+            stand.driver.client.config_set("maxmemory", 0)
+            stalled_s.append(seconds_to_next_token(stand))
+    stand.result.time("longest recovery", max(stalled_s), at_most_s=RECOVERY_S)
+    stand.result.measure("workers lost", int(worker.child.poll() is not None), at_most=0)
+    check_everything(stand, asked)
+
+
+def restart(stand: Stand, *, gently: bool = False) -> float:
+    """End the server and start it again; returns how long it was away, in seconds."""
+    stand.history.note("stop redis" if gently else "kill redis", pid=stand.server.pid)
     started_s = time.monotonic()
+    if gently:
+        stand.server.stop()
+    else:
+        stand.server.kill()
     stand.server.start()
     return time.monotonic() - started_s
+
+
+def memory_mib(worker: WorkerProcess) -> float:
+    """Return the resident memory of a worker without its engine."""
+    pages = int(Path(f"/proc/{worker.child.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def has_done(stand: Stand, number: int) -> bool:

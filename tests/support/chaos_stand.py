@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from headrace import AsyncClient
 from headrace.keys import Keys
-from support.chaos_clients import Clients
+from support.chaos_clients import PATIENT, Clients
 from support.chaos_history import History
 from support.chaos_result import Result, Size
 from support.queue_driver import TENANT, QueueDriver
@@ -29,7 +29,7 @@ T = TypeVar("T")
 DRAIN_S = 900.0  # the longest that a backlog may take; what hangs is a problem, not a wait for ever
 QUIET = {"HEADRACE_LOG_LEVEL": "info"}  # a line a step would be the load
 RANDOM_KILLS = ("--max-strikes", "1000")  # many kills may hit one innocent; dead letters are apart
-SEATS = ("--max-num-seqs", "32")  # the survivor of two has room for what both held
+SEATS = ("--max-num-seqs", "16")  # two of three workers have room for what clients ask at a time
 
 
 class Stand:
@@ -43,6 +43,7 @@ class Stand:
         self.size: Size = result.size
         self.draw = random.Random(result.seed)  # of the nemesis
         self.keys = Keys("chaos")
+        self.driver = QueueDriver(server.connect(), self.keys)  # the queue from outside
         self.history = History(folder / "history.jsonl")
         self.tally = folder / "tally"
         self.workers: list[WorkerProcess] = []  # those that should be alive
@@ -52,18 +53,22 @@ class Stand:
         self._open = AsyncExitStack()
         self.clients = self.call(self._connect(server.url))
 
-    @property
-    def driver(self) -> QueueDriver:
-        """The queue from outside, by a connection of its own: the server may have come back."""
-        return QueueDriver(self.server.connect(), self.keys)
-
-    def start_worker(self, *flags: str, step_s: float = 0.01, **options: Any) -> WorkerProcess:
+    def start_worker(
+        self, *flags: str, step_s: float = 0.01, num_blocks: int = 2048, **options: Any
+    ) -> WorkerProcess:
         """Start a worker that counts its tokens, and return when it claims."""
-        engine = ("--step-s", str(step_s), "--tally", str(self.tally))
+        options_of_engine = {"step-s": step_s, "num-blocks": num_blocks, "tally": self.tally}
+        engine = [
+            word for name, value in options_of_engine.items() for word in (f"--{name}", str(value))
+        ]
         options["env"] = {**QUIET, **options.get("env", {})}
         worker = self.farm.ready(*RANDOM_KILLS, *SEATS, *flags, engine=engine, **options)
         self.workers.append(worker)
         return worker
+
+    def in_loop(self, do: Callable[[], object]) -> None:
+        """Do something, for example to a proxy's connections, where they are served."""
+        self._loop.call_soon_threadsafe(do)
 
     def make_requests(self, number: int | None = None, prefix: str = "r") -> list[Asked]:
         """Draw requests of very different lengths, each with a seed of its own."""
@@ -87,8 +92,7 @@ class Stand:
         clients: Clients | None = None,
     ) -> Iterator[Future[None]]:
         """Run the clients while the nemesis works inside; leaving waits for the last answer."""
-        running = (clients or self.clients).run(asked, in_flight, is_read=is_read)
-        future = asyncio.run_coroutine_threadsafe(running, self._loop)
+        future = self.begin((clients or self.clients).run(asked, in_flight, is_read=is_read))
         try:
             yield future
             self.until(future.done, timeout_s=DRAIN_S)
@@ -101,12 +105,16 @@ class Stand:
         return self.call(self._connect(url or self.server.url, **options))
 
     def proxy(self) -> TcpProxy:
-        """Put a proxy before the server; call its methods by ``in_loop``."""
+        """Put a proxy before the server; its methods belong into ``in_loop``."""
         return self.call(self._open.enter_async_context(TcpProxy(self.server.socket_path)))
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run something on the clients' loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start something on the clients' loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = DRAIN_S) -> T:
+        """Run something on the clients' loop, to its end."""
+        return self.begin(coroutine).result(timeout_s)
 
     def until(self, condition: Callable[[], object], timeout_s: float = 120.0) -> None:
         """Wait for something; raises AssertionError when it takes too long or no worker is left."""
@@ -135,14 +143,15 @@ class Stand:
 
     def close(self) -> None:
         """Stop clients and proxies."""
-        self.call(self._open.aclose())
+        self.call(self._open.aclose(), timeout_s=30)
+        self.driver.client.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
         self.history.close()
 
     async def _connect(self, url: str, **options: Any) -> Clients:
-        options = {"queue": self.keys.queue, "tenant": TENANT, **options}
+        options = {"queue": self.keys.queue, "tenant": TENANT, "timeout": PATIENT, **options}
         client = await self._open.enter_async_context(AsyncClient(url, **options))
         return Clients(client, self.history, self.draw.getrandbits(32))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from support.chaos_checkers import (
     acknowledged,
@@ -15,20 +17,23 @@ from support.chaos_checkers import (
     check_streams,
     check_views,
 )
+from support.chaos_ghost import Ghost
 from support.chaos_stand import Stand
 from support.queue_driver import QueueDriver
-from support.streams import Asked
+from support.streams import Asked, enqueue, wait_for_ends
 from support.workers import LEASE_S, WorkerProcess
 
 GAP_S = LEASE_S + LEASE_S / 4 + 1.0  # lease, sweep, and one second for the rest
 HANDOVER_S = 2.0
+NUM_HAUNTED = 4  # requests that a stale writer goes on writing to
+HANG_S = 1.0  # silence after which a worker replaces its engine; the default is a minute
 CLAIMS_SHOWN = {"HEADRACE_LOG_LEVEL": "debug"}
 
 
 def kill_workers(stand: Stand) -> None:
-    """SIGKILL a worker at a random token, again and again; another one is always alive."""
+    """SIGKILL a worker at a random token, again and again; others are always alive."""
     asked = stand.make_requests()
-    for _ in range(2):
+    for _ in range(3):
         stand.start_worker()
     struck: list[tuple[float, list[str]]] = []
     with stand.load(asked):
@@ -46,14 +51,14 @@ def kill_workers(stand: Stand) -> None:
 def terminate_workers(stand: Stand) -> None:
     """SIGTERM under load: what is held is handed over at once, without strikes."""
     asked = stand.make_requests()
-    stand.start_worker(env=CLAIMS_SHOWN)
+    for _ in range(2):
+        stand.start_worker(env=CLAIMS_SHOWN)
     slowest_s, late_claims = 0.0, 0
     with stand.load(asked, in_flight=len(asked)):
         for tokens in kill_points(stand, asked):
             stand.wait_for_tokens(tokens)
-            leaving = stand.workers.pop(0)
+            seconds, claims = terminate(stand, stand.workers.pop(0))
             stand.start_worker(env=CLAIMS_SHOWN)
-            seconds, claims = terminate(stand, leaving)
             slowest_s, late_claims = max(slowest_s, seconds), late_claims + claims
     stand.result.time("slowest hand-over", slowest_s, at_most_s=HANDOVER_S)
     stand.result.measure("claims after the signal", late_claims, at_most=0)
@@ -63,16 +68,44 @@ def terminate_workers(stand: Stand) -> None:
 
 
 def freeze_workers(stand: Stand) -> None:
-    """SIGSTOP for two to five leases, SIGCONT: what the zombie still writes is refused."""
+    """SIGSTOP for two to five leases, SIGCONT: what the zombie still writes is refused.
+
+    A ghost held some requests before and writes to them throughout, at its old epoch.
+    """
+    haunted = [Asked(f"h{n}", max_tokens=300, seed=n) for n in range(NUM_HAUNTED)]
+    enqueue(stand.driver, *haunted)
+    ghost = Ghost(stand.driver, haunted)
     asked = stand.make_requests()
     for _ in range(2):
         stand.start_worker()
+    stand.until(lambda: ghost.is_stale)
+    with stand.load(asked):
+        for tokens in kill_points(stand, asked):
+            ghost.write()
+            stand.wait_for_tokens(tokens)
+            freeze(stand, stand.draw.choice(stand.workers))
+    stand.until(lambda: stand.events("request.dropped"), timeout_s=10)
+    dropped = len(stand.events("request.dropped"))
+    stand.result.measure("requests that zombies dropped", dropped, at_least=1)
+    ghost.write()
+    wait_for_ends(stand.driver, *haunted)
+    ghost.tell(stand.result)
+    check_streams(stand.driver, haunted, stand.result)
+    check_everything(stand, asked)
+
+
+def stop_engines(stand: Stand) -> None:
+    """SIGSTOP of an engine whose worker lives on: past the hang limit it is replaced."""
+    asked = stand.make_requests()
+    for _ in range(2):
+        stand.start_worker("--engine-hang-timeout", f"{HANG_S}s")
+    struck: list[tuple[float, list[str]]] = []
     with stand.load(asked):
         for tokens in kill_points(stand, asked):
             stand.wait_for_tokens(tokens)
-            freeze(stand, stand.draw.choice(stand.workers))
-    fenced = [e for e in stand.events("request.dropped") if e["why"] == "FENCED"]
-    stand.result.measure("writes of zombies FENCED", len(fenced), at_least=1)
+            struck.append(stop_engine(stand, stand.draw.choice(stand.workers)))
+    measure_gaps(stand, struck, at_most_s=HANG_S + LEASE_S)
+    stand.result.measure("engines replaced", len(stand.events("engine.stalled")), at_least=1)
     check_everything(stand, asked)
 
 
@@ -106,7 +139,8 @@ def kill_one(stand: Stand) -> tuple[float, list[str]]:
 def held_by(driver: QueueDriver, worker: WorkerProcess, stand: Stand) -> list[str]:
     """Return the requests that a worker holds."""
     name = f"worker-{stand.farm.workers.index(worker) + 1}"
-    reading = [rid for rid, view in stand.clients.calm.items() if view.end is None]
+    views = stand.clients.calm.copy()  # in one go: the clients' thread adds to it
+    reading = [rid for rid, view in views.items() if view.end is None]
     return [rid for rid in reading if driver.status(rid).owner == name]
 
 
@@ -130,7 +164,19 @@ def freeze(stand: Stand, worker: WorkerProcess) -> None:
     worker.send(signal.SIGCONT)
 
 
-def measure_gaps(stand: Stand, struck: Sequence[tuple[float, Sequence[str]]]) -> None:
+def stop_engine(stand: Stand, worker: WorkerProcess) -> tuple[float, list[str]]:
+    """Stop a worker's engine; returns when, and what the worker held."""
+    held = held_by(stand.driver, worker, stand)
+    pid = worker.child.pid
+    at_s = stand.history.note("stop engine", worker=pid, held=len(held))
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGSTOP)
+    return at_s, held
+
+
+def measure_gaps(
+    stand: Stand, struck: Sequence[tuple[float, Sequence[str]]], *, at_most_s: float = GAP_S
+) -> None:
     """Write down how long the readers of what was held waited for its next token."""
     gaps_s = sorted(
         gap
@@ -141,4 +187,4 @@ def measure_gaps(stand: Stand, struck: Sequence[tuple[float, Sequence[str]]]) ->
     stand.result.measure("streams interrupted", len(gaps_s), at_least=1)
     if gaps_s:
         p99 = gaps_s[min(len(gaps_s) - 1, int(len(gaps_s) * 0.99))]
-        stand.result.time("gap p99", p99, at_most_s=GAP_S)
+        stand.result.time("gap p99", p99, at_most_s=at_most_s)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 CHUNK_BYTES = 65536
+LAST_REPLIES_S = 1.0  # the server's time to answer a client that has stopped asking
 
 
 class TcpProxy:
@@ -22,6 +23,9 @@ class TcpProxy:
 
     def __init__(self, upstream: Path) -> None:
         self.delay_s = 0.0  # added to every reply
+        self.request_delay_s = 0.0  # added to every request; it arrives though its sender has left
+        self.slice_bytes: int | None = None  # replies come in pieces of so many bytes
+        self.bytes_per_s: float | None = None  # of the replies on each connection
         self.is_silent = False  # takes everything, passes nothing on, closes nothing
         self.num_swallowed = 0  # replies lost so far
         self.num_connections = 0  # accepted so far
@@ -62,6 +66,12 @@ class TcpProxy:
         for writer in list(self._writers):
             _reset(writer)
 
+    def half_close_all(self) -> None:
+        """Say on every connection that no more replies come, and go on taking requests."""
+        for writer in list(self._writers):
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+
     async def __aenter__(self) -> TcpProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
@@ -101,7 +111,10 @@ class TcpProxy:
             asyncio.create_task(self._pass_replies(server_reader, writer, doomed)),
         ]
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            if pumps[0] in done and pumps[0].exception() is None:  # the client said its last word
+                server_writer.write_eof()
+                await asyncio.wait(pumps[1:], timeout=LAST_REPLIES_S)
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -117,6 +130,8 @@ class TcpProxy:
             if self._times_left and self._lose_after is not None and self._lose_after in data:
                 self._times_left -= 1
                 doomed.set()
+            if self.request_delay_s:
+                await asyncio.sleep(self.request_delay_s)
             writer.write(data)
             await writer.drain()
 
@@ -131,9 +146,15 @@ class TcpProxy:
                 return
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            if self.is_silent:
-                continue
-            writer.write(data)
+            if not self.is_silent:
+                await self._deliver(data, writer)
+
+    async def _deliver(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        step = self.slice_bytes or len(data)
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            await asyncio.sleep(len(piece) / self.bytes_per_s if self.bytes_per_s else 0)
+            writer.write(piece)
             await writer.drain()
 
 

@@ -14,6 +14,7 @@ from support.chaos_history import History, Outcome
 from support.chaos_report import markdown
 from support.chaos_result import Result, Size
 from support.chaos_table import FAULTS
+from support.repository import ROOT
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_a_view_notices_gaps_and_doubles() -> None:
         view.take(Chunk(index, (1, 2), ""), now_s=index)
     assert view.wrong == ["a chunk at 5, and 4 was due"]
     assert view.silence_s(1.0) == 2.0
+    assert view.silence_s(1.8) == 3.0
     assert view.silence_s(9.0) is None
 
 
@@ -75,3 +77,10 @@ def test_every_fault_has_a_row_in_the_report() -> None:
     lines = markdown(list(zip(FAULTS, results, strict=True))).splitlines()
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) == len(lines) - 2
     assert all("not run" in line and "a disk" in line for line in lines[2:])
+
+
+def test_every_fault_is_in_the_tests() -> None:
+    """A fault that the matrix leaves to another test names one that exists."""
+    for fault in FAULTS:
+        path, _, name = fault.tested_by.partition("::")
+        assert not path or f"def {name}(" in (ROOT / path).read_text()

@@ -87,3 +87,34 @@ async def test_it_resets_connections(proxy: TcpProxy, peer: _Peer) -> None:
     proxy.reset_all()
     with pytest.raises(ConnectionResetError):
         await peer.reader.readline()
+
+
+async def test_it_cuts_replies_into_pieces(proxy: TcpProxy, peer: _Peer) -> None:
+    """A reply in slices of one byte is the same reply."""
+    proxy.slice_bytes = 1
+    assert await peer.ask(b"one\n") == b"one\n"
+
+
+async def test_it_holds_a_bandwidth(proxy: TcpProxy, peer: _Peer) -> None:
+    """Ten bytes at a hundred a second take a tenth of a second."""
+    proxy.bytes_per_s = 100
+    started = time.monotonic()
+    await peer.ask(b"123456789\n")
+    assert time.monotonic() - started >= 0.1
+
+
+async def test_a_late_request_arrives_though_its_sender_has_left(proxy: TcpProxy) -> None:
+    """What was sent before the end of a connection reaches the server after the delay."""
+    proxy.request_delay_s = 0.05
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(b"late\n")
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.readline(), 5) == b"late\n"
+    writer.close()
+
+
+async def test_a_half_closed_connection_gives_no_reply(proxy: TcpProxy, peer: _Peer) -> None:
+    """The client sees an end, though nobody has refused its request."""
+    await peer.ask(b"one\n")
+    proxy.half_close_all()
+    assert await peer.ask(b"two\n") == b""
