@@ -80,7 +80,7 @@ def test_a_request_that_cannot_be_answered_ends_with_its_reason(
 def test_wrong_arguments_are_refused_before_anything_is_queued(redis_url: str) -> None:
     """A parameter out of range is named, and the queue never heard of the request."""
     with Client(redis_url) as client:
-        with pytest.raises(InvalidRequest, match="temperature must be in"):
+        with pytest.raises(InvalidRequest, match="temperature must be at least 0"):
             client.submit("Hi", temperature=-1.0, request_id="wrong")
         with pytest.raises(RequestNotFound):
             client.status("wrong")

@@ -103,7 +103,7 @@ async def test_a_sweep_tells_whom_it_buried(
     driver.enqueue("r1")
     with structlog.testing.capture_logs() as events:
         for _ in range(2):
-            driver.grant("vanished", max_strikes=2)
+            driver.grant("vanished", max_strikes=2, lease_ms=1)
             await eventually_async(is_taken_back)
     assert [(e["event"], e["request_id"]) for e in events] == [("request.dead_lettered", "r1")]
     driver.client.flushall()
