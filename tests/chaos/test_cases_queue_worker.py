@@ -16,7 +16,7 @@ from support.servers import running_server
 from support.streams import Asked, check_stream, enqueue, is_drained, wait_for_ends
 from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
-from support.workers import LEASE_S, WorkerFarm, worker_farm
+from support.workers import WorkerFarm, worker_farm
 
 SLOW = ("--step-s", "0.01")
 BACKLOG = int(os.environ.get("HEADRACE_TEST_BACKLOG", "1500"))  # 10,000 was measured, too
@@ -42,27 +42,6 @@ def test_sigterm_hands_everything_over_before_a_long_queue(
     depth = driver.depth()
     assert (depth.running, depth.queued) == (0, BACKLOG)
     assert {driver.status(f"r{n}").strikes for n in range(64)} == {0}
-
-
-@ON_VALKEY
-def test_a_worker_whose_loop_is_blocked_writes_nothing_stale(
-    driver: QueueDriver, farm: WorkerFarm
-) -> None:
-    """Three leases without its loop, as in a long C call: fenced, exact, and told (queue B23)."""
-    asked = [Asked(f"r{n}", max_tokens=200, seed=n) for n in range(3)]
-    blocked = farm.ready(engine=SLOW)
-    enqueue(driver, *asked)
-    eventually(lambda: driver.status("r0").num_tokens >= 5, timeout_s=20)
-    blocked.send(signal.SIGSTOP)  # the loop's process alone: its engine goes on making tokens
-    farm.ready(engine=SLOW)
-    since = time.monotonic()
-    eventually(lambda: time.monotonic() - since > 3 * LEASE_S, timeout_s=4 * LEASE_S)
-    blocked.send(signal.SIGCONT)
-    blocked.wait_for("request.dropped", count=3)
-    wait_for_ends(driver, *asked)
-    for request in asked:
-        check_stream(driver, request)
-        assert driver.status(request.request_id).epoch == 2
 
 
 def test_a_full_memory_stops_claims_and_nobody_has_to_restart(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_poison_among_sixty_three_is_the_only_dead_letter(
     assert [death.was_alone for death in letter.evidence] == [False, False, True]
     assert {death.cause for death in letter.evidence} == {cause}
     assert len(worker.events("engine.step_failed")) == 3
+    assert [e["request_id"] for e in worker.wait_for("request.dead_lettered")] == ["poison"]
     for innocent in asked:
         check_stream(driver, innocent)
     assert eventually(lambda: is_drained(driver))

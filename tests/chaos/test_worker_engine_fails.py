@@ -11,8 +11,7 @@ from headrace.errors import ErrorCode
 from headrace.types import RequestState
 from support.fake_engine import Misfortune
 from support.queue_driver import QueueDriver
-from support.streams import Asked, check_stream, enqueue, is_drained, wait_for_ends
-from support.waiting import eventually
+from support.streams import Asked, check_stream, enqueue, wait_for_ends
 from support.worker_fixtures import ON_VALKEY
 from support.workers import WorkerFarm
 
@@ -23,23 +22,6 @@ LONG_LEASE = ("--lease-ttl", "60s")  # nothing below may wait for a lease
 def poison(misfortune: Misfortune, at: int = 3) -> Asked:
     """Return a request that makes the engine fail when output token ``at`` is due."""
     return Asked("poison", prompt=(5, int(misfortune), at), max_tokens=40)
-
-
-@ON_VALKEY
-def test_poison_becomes_a_dead_letter_alone_and_its_neighbours_finish(
-    driver: QueueDriver, farm: WorkerFarm
-) -> None:
-    """Three engines are lost; the third was alone with the poison, which is buried."""
-    innocents = [Asked(f"r{n}", max_tokens=30, seed=n) for n in range(6)]
-    enqueue(driver, *innocents[:3], bad := poison(Misfortune.CRASH), *innocents[3:])
-    worker = farm.start(*LONG_LEASE, engine=SLOW)
-    wait_for_ends(driver, bad, *innocents)
-    assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
-    assert [e["request_id"] for e in worker.wait_for("request.dead_lettered")] == ["poison"]
-    for request in innocents:
-        check_stream(driver, request)
-    assert len(worker.events("engine.step_failed")) == 3
-    assert eventually(lambda: is_drained(driver))
 
 
 @ON_VALKEY

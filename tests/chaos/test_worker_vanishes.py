@@ -41,7 +41,7 @@ def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: Wor
 
 @ON_VALKEY
 def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: WorkerFarm) -> None:
-    """SIGSTOP past the lease, SIGCONT: its writes are refused, and it is good for new work."""
+    """SIGSTOP past the lease, SIGCONT: its writes are refused, it is good for more (queue B23)."""
     asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in range(4)]
     frozen = farm.ready(engine=SLOW)
     enqueue(driver, *asked)
@@ -85,7 +85,7 @@ def test_sigterm_hands_over_at_once(driver: QueueDriver, farm: WorkerFarm) -> No
 @ON_VALKEY
 def test_workers_with_different_leases_share_a_queue(driver: QueueDriver, farm: WorkerFarm) -> None:
     """The one with the short lease sweeps often, and takes nothing from the one with the long."""
-    asked = [Asked(f"r{n}", max_tokens=250, seed=n) for n in range(3)]
+    asked = [Asked(f"r{n}", max_tokens=180, seed=n) for n in range(3)]
     patient = farm.ready("--lease-ttl", "60s", engine=SLOW)
     enqueue(driver, *asked)
     wait_until_some_tokens(driver, asked[0], 1)

@@ -192,7 +192,7 @@ FAULTS = (
         poison,
         short=Size(15, rounds=1, tokens=20),
         full=Size(63, rounds=3),
-        tested_by="tests/chaos/test_worker_engine_fails.py::test_poison_becomes_a_dead_letter_alone_and_its_neighbours_finish",
+        tested_by="tests/chaos/test_poison.py::test_poison_among_sixty_three_is_the_only_dead_letter",
     ),
     Fault(
         "sleeping-readers",

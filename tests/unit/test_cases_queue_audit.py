@@ -88,7 +88,7 @@ KNOWN_FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "B22": ("a restart loses requests", ("test_an_outage_longer_than_the_lease_is_a_pause",)),
     "B23": (
         "a busy worker runs things twice",
-        ("test_a_worker_whose_loop_is_blocked_writes_nothing_stale",),
+        ("test_a_frozen_worker_harms_nothing_when_it_wakes",),
     ),
     "B24": (
         "a restart makes everything wait",
