@@ -146,12 +146,13 @@ def held_by(driver: QueueDriver, worker: WorkerProcess, stand: Stand) -> list[st
 
 def terminate(stand: Stand, worker: WorkerProcess) -> tuple[float, int]:
     """Tell a worker to leave; returns how long it took, and what it claimed afterwards."""
-    received = len(worker.events("request.received"))
     stand.history.note("terminate worker", pid=worker.child.pid)
     started_s = time.monotonic()
     worker.send(signal.SIGTERM)
     stand.result.expect(worker.wait(15) == 0, "a worker that was told to leave did not exit 0")
-    return time.monotonic() - started_s, len(worker.events("request.received")) - received
+    seconds = time.monotonic() - started_s
+    names = [event["event"] for event in worker.events()]
+    return seconds, names[names.index("worker.draining") :].count("request.received")
 
 
 def freeze(stand: Stand, worker: WorkerProcess) -> None:
