@@ -128,9 +128,11 @@ def kill_points(stand: Stand, asked: Sequence[Asked]) -> list[int]:
 
 
 def kill_one(stand: Stand) -> tuple[float, list[str]]:
-    """Kill a worker by draw; returns when, and what it held."""
-    victim = stand.workers.pop(stand.draw.randrange(len(stand.workers)))
-    held = held_by(stand.driver, victim, stand)
+    """Kill a worker by draw, one that holds something if there is one; returns when, and what."""
+    holding = {worker: held_by(stand.driver, worker, stand) for worker in stand.workers}
+    victim = stand.draw.choice([w for w in stand.workers if holding[w]] or stand.workers)
+    held = holding[victim]
+    stand.workers.remove(victim)
     at_s = stand.history.note("kill worker", pid=victim.child.pid, held=len(held))
     victim.kill()
     return at_s, held
