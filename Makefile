@@ -9,6 +9,8 @@ TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MODEL := smollm2-135m
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+# Two files at a time, each with servers of its own: most tests wait for a server or a lease.
+PARALLEL ?= -n 2 --dist loadfile
 MINUTES ?= 10
 SCALE ?= 1
 CHAOS_ARGS ?=
@@ -43,7 +45,7 @@ demo: model ## answer examples/prompts.jsonl with the demo model on this machine
 	$(BIN)/headrace demo
 
 test: model ## run every test that this machine can run
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-redis: model ## run the tests that need a server, on Valkey and on an installed redis-server
 	@command -v redis-server >/dev/null || { echo 'install redis-server first'; exit 1; }
