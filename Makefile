@@ -54,8 +54,8 @@ test-redis: model ## run the tests that need a server, on Valkey and on an insta
 equivalence: $(STAMP) ## print model family × option: ids compared, identical, near-ties, differences
 	$(TEST_ENV) $(BIN)/python -m tests.equivalence.report
 
-test-long: model ## random schedules for MINUTES (10), the whole matrix, SmolLM2 against generate
-	$(TEST_ENV) $(BIN)/python -m tests.equivalence.long --minutes $(MINUTES)
+test-long: model ## schedules for MINUTES (10), whole matrix, SmolLM2; LONG_ARGS="--part schedules"
+	$(TEST_ENV) $(BIN)/python -m tests.equivalence.long --minutes $(MINUTES) $(LONG_ARGS)
 
 chaos: model ## run the fault matrix at SCALE (1) of its full size; CHAOS_ARGS="--only F --seed N"
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m support.chaos_run --scale $(SCALE) $(CHAOS_ARGS)

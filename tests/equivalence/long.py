@@ -60,6 +60,14 @@ def run(command: Sequence[str]) -> tuple[int, str]:
     return process.returncode, last_line
 
 
+def minutes(text: str) -> float:
+    """Read a number of minutes; ArgumentTypeError unless it is above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
 def say(*lines: str) -> None:
     """Print at once, so that a long run can be watched."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
@@ -68,5 +76,8 @@ def say(*lines: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.equivalence.long", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for the random schedules")
-    sys.exit(run_all(parts_for(parser.parse_args().minutes)))
+    parser.add_argument("--minutes", type=minutes, default=10.0, help="for the random schedules")
+    parser.add_argument("--part", choices=list(parts_for(1)), help="run this one alone")
+    options = parser.parse_args()
+    parts = parts_for(options.minutes)
+    sys.exit(run_all({options.part: parts[options.part]} if options.part else parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -49,3 +50,10 @@ def test_every_part_is_a_command_that_there_is(long: ModuleType) -> None:
         path = command[2].replace(".", "/") + ".py"
         assert (root / path).is_file() or (root / "tests" / path).is_file()
     assert parts["schedules"][-2:] == ("--minutes", "2.0")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
+def test_a_time_that_is_none_is_refused(long: ModuleType, text: str) -> None:
+    """Minutes are above zero, and the refusal names the value."""
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        long.minutes(text)

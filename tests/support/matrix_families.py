@@ -18,9 +18,9 @@ EXTERNAL = ("gpt2", "cohere2-windows", "mixtral-window")  # run by transformers'
 
 FAMILIES: dict[str, Callable[[], Any]] = {  # name → makes transformers' model
     "llama": partial(build_tiny_model, "llama"),
-    "mistral, window": partial(build_tiny_model, "mistral", sliding_window=WINDOW),
+    "mistral-window": partial(build_tiny_model, "mistral", sliding_window=WINDOW),
     "qwen2": partial(build_tiny_model, "qwen2"),
-    "qwen2, mixed windows": partial(
+    "qwen2-windows": partial(
         build_tiny_model,
         "qwen2",
         use_sliding_window=True,
@@ -32,7 +32,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # name → makes transformers' model
     "phi3": partial(build_tiny_model, "phi3", partial_rotary_factor=0.75),
     "gemma2": partial(build_tiny_model, "gemma2"),
     "gemma3": partial(build_tiny_model, "gemma3_text"),
-    **{f"external: {name}": partial(build_external_model, name) for name in EXTERNAL},
+    **{f"external-{name}": partial(build_external_model, name) for name in EXTERNAL},
 }
 
 
