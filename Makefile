@@ -9,8 +9,9 @@ TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MODEL := smollm2-135m
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
-# Two files at a time, each with servers of its own: most tests wait for a server or a lease.
-PARALLEL ?= -n 2 --dist loadfile
+# Two files at a time, each with servers of its own: most tests wait for a server or a lease. In
+# their order, which has the long ones first.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 MINUTES ?= 10
 SCALE ?= 1
 CHAOS_ARGS ?=
