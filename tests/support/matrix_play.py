@@ -199,6 +199,6 @@ def _moments(seq: EngineSequence) -> set[Moment]:
         Moment.WAITING: is_waiting and not seq.was_admitted,
         Moment.PREFILLING: 0 < seq.num_computed_tokens < seq.num_prompt_tokens,
         Moment.DECODING: not is_waiting and seq.num_output_tokens >= 2,
-        Moment.PREEMPTED: is_waiting and seq.num_preemptions > 0,
+        Moment.PREEMPTED: is_waiting and seq.was_admitted,
     }
     return {moment for moment, holds in found.items() if holds}
