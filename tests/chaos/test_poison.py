@@ -36,7 +36,9 @@ def test_poison_among_sixty_three_is_the_only_dead_letter(
     """It dies three times, the last time alone; the letter says of what, and nobody else dies."""
     poison = Asked("poison", prompt=(5, int(misfortune), 3), max_tokens=40)
     asked = enqueue_around(driver, poison)
-    worker = farm.start(*WIDE, "--engine-hang-timeout", "0.8s")
+    # Short only where a hang is waited for: a busy machine must not pass for one.
+    hang_limit = "1.5s" if misfortune == Misfortune.HANG else "30s"
+    worker = farm.start(*WIDE, "--engine-hang-timeout", hang_limit)
     wait_for_ends(driver, poison, *asked, timeout_s=PATIENCE_S)
     (letter,) = letters(driver)
     assert (letter.request_id, len(letter.evidence)) == ("poison", 3)
