@@ -202,17 +202,18 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence, step: Schedule) -> None:
-        step.exclude(seq)
-        step.preempted.append(seq)
-        self.withdraw(seq)
-        self.add(seq)
+        """Send a running sequence back to waiting, because blocks ran out."""
+        self._send_back(seq, seq.preempt(), step)
 
     def _displace(self, seq: Sequence, step: Schedule) -> None:
         """Send a running sequence back to waiting, for one of sooner priority."""
+        self._send_back(seq, seq.give_way(), step)
+
+    def _send_back(self, seq: Sequence, blocks: list[int], step: Schedule) -> None:
         step.exclude(seq)
         step.preempted.append(seq)
         self.running.remove(seq)
-        self.pool.release(seq.give_way())
+        self.pool.release(blocks)
         self.add(seq)
 
     def _find_cached_blocks(self, seq: Sequence) -> list[int]:
