@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypedDict
 
-from headrace.checks import shown
+from headrace.checks import check_integer, shown
 from headrace.errors import InvalidRequest
 from headrace.keys import LANES
 from headrace.sampling import SamplingParams
@@ -110,10 +110,8 @@ def delivery_of(options: Mapping[str, Any], now_s: float) -> Delivery:
 
 def check_priority(priority: Any) -> int:
     """Return the priority, or raise InvalidRequest that names it."""
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < LANES:
-        lanes = f"[0, {LANES - 1}]"
-        raise InvalidRequest(f"priority must be a whole number in {lanes}, not {shown(priority)}")
-    return priority
+    check_integer("priority", priority, 0, LANES - 1)
+    return int(priority)
 
 
 def _deadline_ms(deadline: object, now_s: float) -> int:
