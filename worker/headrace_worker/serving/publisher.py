@@ -20,9 +20,8 @@ from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import CANCELLED, STOPPED_EARLY, InFlight, Phase
 
-FINISHES_AT_A_TIME = (
-    32  # each takes a connection, and redis-py has 100; emits and renewals share it
-)
+# Each takes a connection, and redis-py has 100, which emits and renewals share.
+FINISHES_AT_A_TIME = 32
 
 
 class Publisher:

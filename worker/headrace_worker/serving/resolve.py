@@ -42,7 +42,7 @@ def resolve_sampling(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         bad_words=spell_words(params.bad_words, tokenizer, ready.vocab_size),
-        grammar=_grammar(message, tokenizer),
+        grammar=None if params.response_format is None else make_grammar(params.response_format),
     )
 
 
@@ -53,13 +53,6 @@ def check_vocabulary(where: str, token_ids: Iterable[int], ready: EngineReady) -
             raise InvalidRequest(
                 f"{where} holds token id {token_id}, outside the vocabulary of {ready.vocab_size}"
             )
-
-
-def _grammar(message: RequestMessage, tokenizer: Tokenizer) -> str | None:
-    form = message.sampling.response_format
-    if form is None:
-        return None
-    return make_grammar(form)
 
 
 def _seed(message: RequestMessage) -> int:
