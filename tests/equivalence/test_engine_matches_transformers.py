@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from support.engine_process import REAL_ENGINE, start_engine
 from support.oracle import request, run
 from support.tiny_models import make_tiny_llama
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 K_BYTES = 2 * 2 * 2 * 16 * 4  # layers, KV heads, head size, float32
 BLOCK_SIZE = 4
 NEW_TOKENS = 24
@@ -26,15 +28,6 @@ PROMPTS = {
     seq_id: [(seq_id * 37 + i * i) % 300 + 3 for i in range(5 + 9 * seq_id)]
     for seq_id in range(1, 6)
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on many threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

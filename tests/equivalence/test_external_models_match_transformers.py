@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from support.external_models import EXTERNAL_MODELS, build_external_model
 from support.oracle import request, run
 from support.packed import PackedRun, greedy_by_transformers
 from support.tiny_models import build_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -66,15 +67,6 @@ class External:
             seq_id: greedy_by_transformers(self.source, prompt, NEW_TOKENS)
             for seq_id, prompt in PROMPTS.items()
         }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on many threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(folder: Path, name: str) -> External:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,14 @@ from headrace_worker.engine.settings import EngineSettings
 from support.oracle import Answers, request, run
 from support.tiny_models import build_tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 K_BYTES = 2 * 2 * 2 * 16 * 4  # layers, KV heads, head size, float32
 BLOCK_SIZE = 4
 NAN_TOKEN = 77  # its embedding is NaN, so all that attends to it is, too
 PREFIX = [(i * i) % 60 + 3 for i in range(18)]  # four full blocks
 BROKEN = [*PREFIX, NAN_TOKEN, *range(100, 120)]
 SCORED: dict[str, Any] = {"max_tokens": 12, "logprobs": 3, "prompt_logprobs": 1}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on many threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

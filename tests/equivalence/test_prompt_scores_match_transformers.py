@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,12 @@ from headrace_worker.engine.settings import EngineSettings
 from support.oracle import Answers, request, run
 from support.tiny_models import make_tiny_llama
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 K_BYTES = 2 * 2 * 2 * 16 * 4  # layers, KV heads, head size, float32
 BLOCK_SIZE = 4
 PROMPT = [(i * i * 7) % 300 + 3 for i in range(33)]
 OTHERS = [request(i, [(i + j * j) % 300 + 3 for j in range(20)], max_tokens=30) for i in (7, 8, 9)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on many threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
