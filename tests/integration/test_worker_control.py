@@ -79,13 +79,13 @@ async def test_a_wish_arrives_by_a_hint(driver: QueueDriver, holder: Holder) -> 
 async def test_a_hint_alone_ends_nothing(driver: QueueDriver, holder: Holder) -> None:
     """Whoever may publish cannot stop the requests of others; hints of others cost no call."""
 
-    async def has_asked() -> bool:
-        return bool(holder.asked)
+    async def has_heard() -> bool:
+        return bool(holder.heard)
 
     async with listening(driver, holder):
         for hint in (b"", b"\xff", b"acme", b"acme:other", b"acme:order:42"):
             driver.client.publish(driver.keys.control, hint)
-        await eventually_async(has_asked)
+        await eventually_async(has_heard)
     assert holder.asked == [[holder.grant.held]]
     assert [wish.end for wish in holder.heard] == [None]
 
