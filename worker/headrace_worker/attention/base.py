@@ -62,6 +62,15 @@ class KVCacheSpec:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionNeed:
+    """What is asked of a backend before there is a cache, as far as it is known by then."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None  # of keys, values and queries; None: not chosen yet
+    head_dim: int | None = None  # elements; None: no model is loaded yet
+
+
 class AttentionBackend(ABC):
     """Owns the KV cache and computes attention over it.
 
@@ -71,6 +80,14 @@ class AttentionBackend(ABC):
     """
 
     name: ClassVar[str]
+
+    @classmethod
+    def obstacle(cls, need: AttentionNeed) -> str | None:
+        """Return why this backend cannot do what is needed, or ``None`` when it can.
+
+        The reason names the value that is in the way; where something can be installed, it says so.
+        """
+        return None
 
     @classmethod
     @abstractmethod
