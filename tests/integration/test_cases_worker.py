@@ -22,7 +22,8 @@ OPTIONS: dict[str, Any] = {"max_tokens": 60, "temperature": 0.8, "seed": 5, "ign
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyWorker]:
     """Give a worker with a pool of eleven blocks: about two of the requests below."""
     folder = tmp_path_factory.mktemp("small")
-    with tiny_worker(folder, HEADRACE_KV_CACHE_MEMORY="96KiB") as worker:
+    settings = {"HEADRACE_KV_CACHE_MEMORY": "96KiB", "HEADRACE_LEASE_TTL": "15s"}
+    with tiny_worker(folder, **settings) as worker:
         yield worker
 
 
@@ -79,17 +80,33 @@ def test_a_single_token_comes_with_its_text_before_the_end(small: TinyWorker) ->
 
 
 def test_an_idle_worker_uses_hardly_any_processor_time(small: TinyWorker) -> None:
-    """Both of its processes sleep, where a loop that spins would take a whole core (B50)."""
+    """Both of its processes together stay below two per cent of a core, and sleep long (B50)."""
+    num_finished = len(small.process.events("request.finished"))
     small.ask("the river")
-    started_s, used_s = time.monotonic(), cpu_s(small.process.child.pid)
+    small.process.wait_for("request.finished", count=num_finished + 1)
+    pids = processes_of(small.process.child.pid)
+    started_s, used_s, woken = time.monotonic(), cpu_s(pids), num_wakes(pids)
     with pytest.raises(subprocess.TimeoutExpired):
-        small.process.child.wait(2)  # nobody asks, and it stays
+        small.process.child.wait(4)  # nobody asks, and it stays
     elapsed_s = time.monotonic() - started_s
-    assert cpu_s(small.process.child.pid) - used_s <= 0.3 * elapsed_s
+    assert num_wakes(pids) - woken <= 8 * elapsed_s
+    assert cpu_s(pids) - used_s <= 0.02 * elapsed_s
 
 
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process and those that it started."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def processes_of(pid: int) -> list[int]:
+    """Return a process and those that it started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return (int(fields[11]) + int(fields[12])) / 100 + sum(cpu_s(int(child)) for child in children)
+    return [pid, *(process for child in children for process in processes_of(int(child)))]
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Return the seconds on a processor of all their threads, by the scheduler's own clock."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def num_wakes(pids: list[int]) -> int:
+    """Count how often their threads went to sleep, which no other work on the machine changes."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/status")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))

@@ -242,6 +242,17 @@ async def test_waiting_for_an_empty_ledger_ends_with_the_last_request(books: Boo
     assert books.num_left == 2
 
 
+async def test_waiting_for_a_request_ends_with_the_next_grant(books: Books) -> None:
+    """Whoever looks at what is in flight sleeps while nothing is."""
+    books.ledger.drop(books.running("r1"), "lease lost")
+    waiting = asyncio.create_task(books.ledger.wait_until_filled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    books.running("r2")
+    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(books.ledger.wait_until_filled(), 1)  # and there is no wait then
+
+
 def test_a_deadline_is_translated_from_redis_s_clock(books: Books) -> None:
     """Three seconds after Redis's now is three seconds after ours, whatever the worker's clock."""
     request = books.ledger.claim(make_grant(deadline_ms=1_005_000))

@@ -53,6 +53,7 @@ class Ledger:
         self._requests: dict[tuple[str, str], InFlight] = {}  # by tenant and request id
         self._in_engine: dict[int, InFlight] = {}  # by seq_id, until either side is done with it
         self._num_sequences = 0
+        self._entered = asyncio.Event()
         self._left = asyncio.Event()
 
     def __len__(self) -> int:
@@ -91,6 +92,7 @@ class Ledger:
         outbox = Outbox(self._emit_policy, attached=grant.attached)
         request = InFlight(grant, outbox, claimed_at=self._clock())
         self._requests[request.key] = request
+        self._entered.set()
         self._report.received(request)
         return request
 
@@ -218,6 +220,12 @@ class Ledger:
         if requests:
             held = [request.held for request in requests]
             await self._queue.release(held, strike=strike, cause=cause)
+
+    async def wait_until_filled(self) -> None:
+        """Return when something is in flight."""
+        while not self._requests:
+            self._entered.clear()
+            await self._entered.wait()
 
     async def wait_until_empty(self) -> None:
         """Return when nothing is in flight."""

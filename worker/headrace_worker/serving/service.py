@@ -182,6 +182,7 @@ class Service:
 
     async def _end_overdue(self) -> None:
         while True:
+            await self._ledger.wait_until_filled()  # an idle worker sleeps
             await asyncio.sleep(LOOK_AT_DEADLINES_EVERY_S)
             if self._ledger.end_overdue():
                 self._publisher.notify()
