@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_worker.attention import (
-    AttentionBackend,
-    KVCacheSpec,
-    available_backends,
-    create_backend,
-)
+from headrace_worker.attention import AttentionBackend, KVCacheSpec
+from support.attention_backends import BACKENDS, Factory
 from support.attention_cases import (
     CPU,
     Case,
@@ -28,16 +23,15 @@ from support.attention_cases import (
 )
 from support.packed import Share, pack
 
-Factory = Callable[[], AttentionBackend]
 MIXED = ((20, 1), (0, 1), (63, 1), (5, 7), (0, 33), (40, 24))  # decodes, then chunks
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-@pytest.fixture(params=available_backends(CPU))
+@pytest.fixture(params=BACKENDS)
 def make(request: pytest.FixtureRequest) -> Factory:
     """Each backend that runs here, built anew at every call."""
     torch.set_num_threads(1)
-    return lambda: create_backend(request.param, CPU)
+    return BACKENDS[request.param]
 
 
 def assert_solves(backend: AttentionBackend, case: Case) -> None:
@@ -109,14 +103,14 @@ def test_lengths_around_a_block_boundary(make: Factory, length: int) -> None:
     window=st.none() | st.integers(1, 50),
     seed=st.integers(0, 2**31),
 )
-@pytest.mark.parametrize("name", available_backends(CPU))
+@pytest.mark.parametrize("name", BACKENDS)
 def test_any_batch(
     name: str, shares: tuple[tuple[int, int], ...], block_size: int, window: int | None, seed: int
 ) -> None:
     """Whatever the lengths, the block size and the window, the result is exact."""
     torch.set_num_threads(1)
     case = Case(shares, head_dim=8, block_size=block_size, window=window, seed=seed)
-    assert_solves(create_backend(name, CPU), case)
+    assert_solves(BACKENDS[name](), case)
 
 
 def test_chunks_add_up_to_the_whole_prompt(make: Factory) -> None:

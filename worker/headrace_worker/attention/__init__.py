@@ -5,10 +5,10 @@ from headrace_worker.attention.base import (
     AttentionNeed,
     KVCacheSpec,
     PackedBatch,
+    UnusableBackend,
 )
 from headrace_worker.attention.registry import (
     UnknownBackend,
-    UnusableBackend,
     available_backends,
     create_backend,
     judge_backends,

@@ -62,6 +62,10 @@ class KVCacheSpec:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
+class UnusableBackend(ValueError):
+    """The backend runs on such devices, but not here or not this model; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionNeed:
     """What is asked of a backend before there is a cache, as far as it is known by then."""

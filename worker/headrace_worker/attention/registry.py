@@ -6,17 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_worker.attention.base import AttentionBackend, AttentionNeed
+from headrace_worker.attention.base import AttentionBackend, AttentionNeed, UnusableBackend
 from headrace_worker.attention.cpu import CpuBackend
+from headrace_worker.attention.flash import Flash2Backend, Flash3Backend
 from headrace_worker.attention.reference import ReferenceBackend
 
 
 class UnknownBackend(ValueError):
     """The backend named does not run on the device; the message lists those that do."""
-
-
-class UnusableBackend(ValueError):
-    """The backend named runs on such devices, but not here or not this model; it says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,8 @@ class Verdict:
 
 # Best first; each runs on the device types given.
 _BACKENDS: tuple[tuple[type[AttentionBackend], frozenset[str]], ...] = (
+    (Flash3Backend, frozenset({"cuda"})),
+    (Flash2Backend, frozenset({"cuda"})),
     (CpuBackend, frozenset({"cpu"})),
     (ReferenceBackend, frozenset({"cpu", "cuda"})),
 )

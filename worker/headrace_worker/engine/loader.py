@@ -41,7 +41,9 @@ def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
     model = load_model(
         settings.model, dtype=dtype, device=device, model_impl=settings.model_impl
     ).packed()
-    backend = create_backend(settings.attention_backend, device)
+    backend = create_backend(
+        settings.attention_backend, device, dtype=dtype, head_dim=model.config.head_dim
+    )
     parts = _Parts(settings, model, backend, device, dtype)
     max_model_len = parts.choose_max_model_len()  # before the memory is taken
     plan = parts.allocate_kv_cache()
