@@ -19,7 +19,7 @@ def build(tmp_path: Path) -> Build:
     """A library of one function, which compiles in a fraction of a second."""
     compiler = find_compiler()
     if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
+        pytest.skip("g++ is not installed on this machine")
     source = tmp_path / "answer.cpp"
     source.write_text('extern "C" int answer() { return 42; }\n')
     return Build((source,), tmp_path / "cache" / "key", compiler, ("-fPIC",), ("-shared",))
