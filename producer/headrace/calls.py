@@ -82,13 +82,18 @@ def claim(
     total_tokens: int,
     lease_ms: int,
     max_strikes: int = MAX_STRIKES,
+    if_displaced: Sequence[tuple[int, int, int]] = (),
 ) -> Call[ClaimReply]:
     """Take what fits; the same nonce gets the same grants again.
 
     ``free_tokens`` and ``total_tokens`` count KV slots. A cost above ``total_tokens`` counts as
     ``total_tokens``, so that every request fits an empty worker, which then runs or refuses it.
+    ``if_displaced`` has for each priority that runs there, soonest first, the sequences and tokens
+    that requests of sooner ones would find if all of that priority and later gave way.
     """
-    args = (worker_id, nonce, free_seqs, free_tokens, total_tokens, lease_ms, max_strikes)
+    room = (free_seqs, free_tokens, total_tokens)
+    beyond = (number for left in if_displaced for number in left)
+    args = (worker_id, nonce, *room, lease_ms, max_strikes, *beyond)
     return Call("claim", keys.base, args, parsing.parse_claim)
 
 

@@ -121,6 +121,7 @@ _PARTS = (
     "promotion",
     "enqueue",
     "turns",
+    "room",
     "claim",
     "tokens",
     "leases",

@@ -174,7 +174,7 @@ def test_many_closed_requests_do_not_leave_a_worker_asleep(driver: QueueDriver) 
 
 @pytest.mark.parametrize(
     "options",
-    [{"free_seqs": 0}, {"free_tokens": -1}, {"total_tokens": 0}, {"lease_ms": 0}],
+    [{"free_seqs": -1}, {"free_tokens": -1}, {"total_tokens": 0}, {"lease_ms": 0}],
 )
 def test_a_claim_with_bad_room_is_refused(driver: QueueDriver, options: dict[str, int]) -> None:
     """Numbers out of range are named, and nothing is granted."""

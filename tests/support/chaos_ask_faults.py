@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -107,42 +106,6 @@ def sleep_while_reading(stand: Stand) -> None:
     stand.result.measure("KiB of Redis a request", grown / 1024 / len(asked), at_most=64)
     stand.call(stand.clients.read_all(acknowledged(asked, stand.history)))
     check_everything(stand, asked)
-
-
-def exhaust_blocks(stand: Stand) -> None:
-    """So few KV blocks that a handful of sequences fill them: requests wait, the same tokens."""
-    stand.start_worker(num_blocks=20)
-    asked = stand.make_requests()
-    with stand.load(asked):
-        pass
-    preempted = len(stand.events("sequence.preempted"))
-    stand.result.measure("sequences preempted", preempted)
-    check_everything(stand, asked)
-
-
-def crowd_out(stand: Stand) -> None:
-    """One tenant has thousands of requests waiting, another one comes with a single one."""
-    stand.start_worker("--max-num-seqs", "8")
-    crowd = [Asked(f"a{n}", max_tokens=20, seed=n) for n in range(stand.size.requests)]
-    guest = stand.new_clients(tenant="guest")
-    turn_s = 20 * 0.01 + 0.1  # the longest answer in steps, and a flush each way
-    with stand.load(crowd, in_flight=len(crowd), is_read=False):
-        pass
-    waited_s = []
-    for number in range(stand.size.rounds):
-        alone = Asked(f"b{number}", max_tokens=5, seed=number)
-        with stand.load([alone], clients=guest):
-            asked_s = stand.history.now_s
-        waited_s.append(guest.calm[alone.request_id].times_s[0] - asked_s)
-    left = stand.driver.depth().queued
-    stand.result.measure("of the crowd still waiting", left, at_least=1)
-    stand.result.time("longest time to first token", max(waited_s), at_most_s=turn_s)
-    started_s, depth = time.monotonic(), left
-    wait_until_drained(stand)
-    rate = depth / (time.monotonic() - started_s)
-    stand.result.measure("crowd answered a second", rate)
-    check_streams(stand.driver, crowd, stand.result)
-    check_dead_letters(stand.driver, (), stand.result)
 
 
 def start_producer(stand: Stand, asked: Sequence[Asked]) -> subprocess.Popen[bytes]:

@@ -151,4 +151,5 @@ def options_of(request: Asked) -> RequestOptions:
         "max_tokens": request.max_tokens,
         "seed": request.seed,
         "ignore_eos": True,
+        "priority": request.priority,
     }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from support.chaos_ask_faults import (
-    crowd_out,
     enqueue_the_same,
-    exhaust_blocks,
     kill_producers,
     poison,
     sleep_while_reading,
@@ -29,6 +27,7 @@ from support.chaos_redis_faults import (
     wipe_redis,
 )
 from support.chaos_result import Size
+from support.chaos_room_faults import crowd_out, displace, exhaust_blocks
 from support.chaos_soak import BATCH, soak
 from support.chaos_worker_faults import (
     freeze_workers,
@@ -205,7 +204,7 @@ FAULTS = (
     Fault(
         "few-blocks",
         "a pool of 20 KV blocks",
-        "requests wait, the same tokens",
+        "some are preempted, the same tokens",
         exhaust_blocks,
         short=Size(12),
         full=Size(1_000),
@@ -217,6 +216,14 @@ FAULTS = (
         crowd_out,
         short=Size(100, rounds=1, slack=SLACK),
         full=Size(10_000, rounds=20),
+    ),
+    Fault(
+        "urgent",
+        "a request of priority 0 while batch work of priority 9 fills all places",
+        "its first token within one batch turn, the batch resumes and is exact",
+        displace,
+        short=Size(8, rounds=2, tokens=120, slack=SLACK),
+        full=Size(1_000, rounds=200, tokens=300),
     ),
     Fault(
         "soak",

@@ -38,6 +38,7 @@ class Asked:
     seed: int = 1
     model: str = "fake"
     sampling: dict[str, object] = field(default_factory=dict)  # other sampling options
+    priority: int = 5  # from 0, the soonest, to 9
 
     @property
     def answer(self) -> list[int]:

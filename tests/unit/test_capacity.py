@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace_worker.serving.capacity import Capacity
-from headrace_worker.serving.ports import Room
+from headrace_worker.serving.ports import Room, RoomIfDisplaced
 from headrace_worker.serving.request import CANCELLED
 from support.serving_parts import Books, make_grant, make_outcome, make_ready
 
@@ -13,8 +13,17 @@ from support.serving_parts import Books, make_grant, make_outcome, make_ready
 @pytest.fixture
 def capacity() -> Capacity:
     """Give a started engine of 64 KV slots and 4 sequences, one of which may wait beyond."""
+    capacity = Capacity(num_prefetch=1, gives_way=False)
+    capacity.engine_started(make_ready())
+    return capacity
+
+
+@pytest.fixture
+def yielding() -> Capacity:
+    """Give the same where work of later priority gives way, full by the engine's word."""
     capacity = Capacity(num_prefetch=1)
     capacity.engine_started(make_ready())
+    capacity.step_done(make_outcome(free_blocks=0))
     return capacity
 
 
@@ -95,3 +104,66 @@ def test_promises_beyond_what_is_free_leave_no_room(capacity: Capacity) -> None:
     books = Books()
     books.ledger.claim(make_grant(cost=5000))
     assert capacity.room(books.ledger.requests) is None
+
+
+def test_a_full_worker_tells_what_later_priorities_would_leave(yielding: Capacity) -> None:
+    """For each priority that runs: what is left if it and all later ones give way."""
+    books = Books()
+    requests = [
+        books.running("r1", priority=3, cost=10),
+        books.running("r2", priority=9, cost=20),
+        books.running("r3", priority=9, cost=20),
+    ]
+    assert yielding.room(requests) == Room(
+        0, 0, 64, if_displaced=(RoomIfDisplaced(3, 4, 64), RoomIfDisplaced(9, 3, 54))
+    )
+
+
+def test_what_was_displaced_leaves_no_room_a_second_time(yielding: Capacity) -> None:
+    """Those it gave way to count with their whole cost, so the next ones find the rest only."""
+    books = Books()
+    late = books.running("late", priority=9, cost=60)
+    urgent = [books.running(f"r{n}", priority=0, cost=16) for n in range(3)]
+    yielding.step_done(make_outcome(free_blocks=0, num_waiting=2))
+    assert yielding.room([late, *urgent]) == Room(
+        0, 0, 64, if_displaced=(RoomIfDisplaced(9, 1, 16),)
+    )
+    urgent.append(books.running("r3", priority=0, cost=16))
+    assert yielding.room([late, *urgent]) is None
+
+
+def test_the_soonest_priority_gives_way_to_nobody(yielding: Capacity) -> None:
+    """A worker that is full of it does not claim."""
+    assert yielding.room([Books().running(priority=0, cost=20)]) is None
+
+
+def test_a_request_with_a_new_priority_gives_way_by_that(yielding: Capacity) -> None:
+    """What counts is where it stands now, not where it was queued."""
+    request = Books().running(priority=0, cost=20)
+    request.priority = 7
+    room = yielding.room([request])
+    assert room is not None
+    assert [left.priority for left in room.if_displaced] == [7]
+
+
+def test_where_nobody_is_preempted_nobody_gives_way(capacity: Capacity) -> None:
+    """With the worst case reserved, a full worker is full."""
+    capacity.step_done(make_outcome(free_blocks=0))
+    assert capacity.room([Books().running(priority=9, cost=20)]) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "is_more"),
+    [
+        (Room(1, 0, 64), True),
+        (Room(0, 1, 64), True),
+        (Room(0, 0, 64), False),
+        (Room(0, 0, 64, (RoomIfDisplaced(5, 2, 10),)), False),
+        (Room(0, 0, 64, (RoomIfDisplaced(5, 1, 11),)), True),
+        (Room(0, 0, 64, (RoomIfDisplaced(5, 3, 9),)), True),
+        (Room(0, 0, 64, (RoomIfDisplaced(5, 2, 10), RoomIfDisplaced(9, 1, 1))), True),
+    ],
+)
+def test_room_exceeds_another_when_something_new_may_fit(more: Room, is_more: bool) -> None:
+    """More places or tokens, free or for those that others give way to, are worth a claim."""
+    assert more.exceeds(Room(0, 0, 64, (RoomIfDisplaced(5, 2, 10),))) is is_more

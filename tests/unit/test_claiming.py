@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from headrace.errors import TransportError
 from headrace.functions import ClaimReply, Grant, QueueDepth
 from headrace_worker.backoff import Backoff
-from headrace_worker.serving.claiming import ClaimLoop
-from headrace_worker.serving.ports import Room
+from headrace_worker.serving.claiming import FULL_POLL_S, ClaimLoop
+from headrace_worker.serving.ports import Room, RoomIfDisplaced
 from support.serving_parts import ScriptedQueue, make_grant
 from support.waiting import eventually_async
 
 ROOM = Room(4, 64, 64)
+FULL = Room(0, 0, 64, (RoomIfDisplaced(5, 4, 64),))
 
 
 class SleepyQueue(ScriptedQueue):
@@ -119,6 +120,45 @@ async def test_room_that_grows_beyond_the_refused_one_is_worth_a_claim() -> None
         claiming.room = Room(5, 60, 64)
         claiming.loop.notify()
         await claiming.has_claimed(2)
+
+
+async def test_a_full_worker_asks_for_those_that_others_give_way_to() -> None:
+    """News of a request wake it although nothing is free."""
+    claiming = Claiming()
+    claiming.room = FULL
+    claiming.queue.claim_script = [(), (make_grant("r1"),)]
+    async with claiming.running():
+        await claiming.has_claimed(1)
+        claiming.queue.has_news.set()
+        await claiming.has_claimed(3)
+    assert [grant.request_id for grant in claiming.accepted] == ["r1"]
+
+
+async def test_a_full_worker_is_not_kept_busy_by_a_crowd() -> None:
+    """News with every turn of the loop bring a claim in a tenth of a second, not in every turn."""
+    claiming = Claiming()
+    claiming.room = FULL
+    started_s = asyncio.get_running_loop().time()
+    async with claiming.running():
+        for _ in range(1000):
+            claiming.queue.has_news.set()
+            await asyncio.sleep(0)
+        elapsed_s = asyncio.get_running_loop().time() - started_s
+        assert 1 <= len(claiming.queue.claims) <= 1 + elapsed_s / FULL_POLL_S
+
+
+async def test_room_that_grows_ends_the_rest_of_a_full_worker() -> None:
+    """A place that becomes free is filled at once."""
+    claiming = Claiming()
+    claiming.room = FULL
+    async with claiming.running():
+        await claiming.has_claimed(1)
+        claiming.queue.has_news.set()
+        await claiming.rests()
+        claiming.room = ROOM
+        claiming.loop.notify()
+        await claiming.rests()
+        assert claiming.queue.claims == [FULL, ROOM]
 
 
 async def test_an_outage_is_waited_out() -> None:

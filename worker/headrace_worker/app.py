@@ -50,7 +50,7 @@ def run_worker(settings: WorkerSettings) -> int:
 
 async def _run(settings: WorkerSettings) -> None:
     metrics = Metrics()
-    capacity = Capacity(num_prefetch=max(1, settings.max_num_seqs // wiring.PREFETCH_SHARE))
+    capacity = wiring.make_capacity(settings)
     watch = ProgressWatch(settings.engine_hang_timeout, wiring.look_every_s(settings))
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(StopSignals())

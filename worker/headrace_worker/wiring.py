@@ -66,6 +66,14 @@ def make_queue(settings: WorkerSettings, link: Link, blocking: Redis) -> RedisQu
     )
 
 
+def make_capacity(settings: WorkerSettings) -> Capacity:
+    """Return who knows what can be claimed; where nobody is preempted, nobody gives way either."""
+    return Capacity(
+        num_prefetch=max(1, settings.max_num_seqs // PREFETCH_SHARE),
+        gives_way=Reserve(settings.reserve) is not Reserve.WORST,
+    )
+
+
 def make_supervisor(
     settings: WorkerSettings, watch: ProgressWatch, model: Path, tokenizer: Tokenizer
 ) -> Supervisor:

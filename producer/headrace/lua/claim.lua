@@ -1,6 +1,8 @@
 -- claim: grant a worker what fits into its free KV blocks, soonest and least served first.
 --
--- ARGV: worker, nonce, free sequences, free tokens, total tokens, lease ms, most strikes
+-- ARGV: worker, nonce, free sequences, free tokens, total tokens, lease ms, most strikes, then for
+--       each priority that runs there, soonest first: priority, and the sequences and tokens that
+--       requests of sooner priority would find if all of this one and later gave way
 -- Reply: {grants, wake cursor, lanes that cannot be read}; a grant is {tenant, request id, epoch,
 --        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '',
 --        now ms}
@@ -65,13 +67,6 @@ local function put_away(q, lane, tenant, entry, r, now)
     conclude(q, r, now, oversized(size))
   end
   return true
-end
-
-local function fits(r, room, num_grants)
-  if is_suspect(r, room.max_strikes) then
-    return num_grants == 0 and room.free_tokens == room.total_tokens
-  end
-  return math.min(r.cost, room.total_tokens) <= room.free_tokens
 end
 
 -- One worker at a time runs empty for suspects, so that the others can go on. Its turn ends when it
@@ -159,7 +154,7 @@ end
 
 local function next_request(q, now, seen)
   for _ = 1, MAX_CLOSED do
-    local lane, lowest_turn = next_lane(q, now, seen.exhausted)
+    local lane, lowest_turn = next_lane(q, now, seen.exhausted, seen.ignores_age)
     if not lane then return nil end
     local tenant = next_tenant(q, lane, seen)
     if tenant then
@@ -175,17 +170,27 @@ local function next_request(q, now, seen)
   seen.is_cut_short = true
 end
 
+-- The next request if it fits. A lane whose age brought it up waits for free room; until there is
+-- some, work of later priority may give way to whoever would be next without it.
+local function next_that_fits(q, worker, room, seen, now)
+  local r = next_request(q, now, seen)
+  local suspect = r and is_suspect(r, room.max_strikes)
+  if suspect then take_isolation(q, worker, room.lease_ms) end
+  if r and fits(r, room, seen) then return r, suspect end
+  if not r or suspect or seen.ignores_age or not room.if_displaced[1] then return nil end
+  seen.ignores_age = true
+  return next_that_fits(q, worker, room, seen, now)
+end
+
 -- Stops at the first request that does not fit: taking smaller ones past it would starve it.
 local function grant_what_fits(q, worker, room, seen, now)
   local grants, num_bytes = {}, 0
-  while #grants < room.free_seqs do
-    local r = next_request(q, now, seen)
-    local suspect = r and is_suspect(r, room.max_strikes)
-    if suspect then take_isolation(q, worker, room.lease_ms) end
-    if not r or not fits(r, room, #grants) then break end
+  while #grants < MAX_GRANTS and (room.free_seqs >= 1 or room.if_displaced[1]) do
+    local r, suspect = next_that_fits(q, worker, room, seen, now)
+    if not r then break end
     grant(q, r, worker, now, suspect)
     grants[#grants + 1] = describe(r, now)
-    room.free_tokens = room.free_tokens - math.min(r.cost, room.total_tokens)
+    take_room(r, room)
     num_bytes = num_bytes + #grants[#grants][PAYLOAD]
     if suspect then
       local held = reference(r.tenant, r.id) .. ':' .. r.epoch
@@ -210,6 +215,7 @@ end
 -- Reply: the grants, and how the search for them went.
 local function search(q, worker, room, now)
   local max_strikes, is_empty = room.max_strikes, room.free_tokens == room.total_tokens
+    and room.free_seqs >= 1
   if runs_suspect(q, worker) then
     take_isolation(q, worker, room.lease_ms)
     return {}, new_search(false, max_strikes)
@@ -225,13 +231,7 @@ end
 
 local function claim(keys, args)
   local q, worker, nonce = keys[1], worker_name(args[1]), args[2]
-  local room = {
-    free_seqs = math.min(whole('free_seqs', args[3], 1), MAX_GRANTS),
-    free_tokens = whole('free_tokens', args[4], 0),
-    total_tokens = whole('total_tokens', args[5], 1),
-    lease_ms = whole('lease_ms', args[6], 1),
-    max_strikes = whole('max_strikes', args[7], 1),
-  }
+  local room = read_room(args)
   local now = now_ms()
   local grants, seen = granted_before(q, worker, nonce, now), { faults = {} }
   if not grants then

@@ -13,7 +13,7 @@ end
 -- lane's turn on by cost * 2^lane, and the lowest turn is next, so each lane gets about twice the
 -- tokens of the one behind it. Strict order would starve bulk work; ageing keeps the last lane,
 -- with its weight of 1/512, from waiting for ever.
-local function next_lane(q, now, exhausted)
+local function next_lane(q, now, exhausted, ignores_age)
   local v = redis.call('HMGET', stats_key(q), unpack(LANE_FIELDS))
   local best, best_turn, oldest, oldest_since
   for lane = 0, LANES - 1 do
@@ -23,7 +23,7 @@ local function next_lane(q, now, exhausted)
       if not oldest or since < oldest_since then oldest, oldest_since = lane, since end
     end
   end
-  if oldest and now - oldest_since >= AGEING_MS then best = oldest end
+  if oldest and now - oldest_since >= AGEING_MS and not ignores_age then best = oldest end
   return best, best_turn
 end
 

@@ -18,6 +18,7 @@ from headrace_worker.serving.ports import Queue, Room
 
 POLL_S = 2.0  # an idle worker asks again after this, should a wake-up be lost
 EMPTY_POLL_S = 0.2  # the same for one that is to leave when the queue is empty
+FULL_POLL_S = 0.1  # a full worker asks no more often, whatever the news
 LAST_CLAIM_S = 0.5  # how long an answer is awaited after the stop
 
 
@@ -42,6 +43,7 @@ class ClaimLoop:
         self._stopped = asyncio.Event()
         # The blocking read, kept from turn to turn.
         self._wake: asyncio.Task[TransportError | None] | None = None
+        self._asked_at = 0.0  # second of the event loop's clock at the last claim
 
     def notify(self) -> None:
         """Say that room may have grown, or that the last request has left."""
@@ -82,6 +84,7 @@ class ClaimLoop:
         if room is None:
             await self._changed.wait()
             return False
+        self._asked_at = asyncio.get_running_loop().time()
         reply = await self._queue.claim(room)
         for grant in reply.grants:
             accept(grant)
@@ -112,6 +115,16 @@ class ClaimLoop:
             self._changed.clear()
         if self._wake.done() and (error := self._wake.result()) is not None:
             raise error
+        if refused.is_full:
+            await self._rest_while_full(refused)
+
+    async def _rest_while_full(self, refused: Room) -> None:
+        """News come with every request, and hardly any of them is one to give way to."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._asked_at + FULL_POLL_S):
+                while not (self._stopped.is_set() or self._has_grown(refused)):
+                    await self._changed.wait()
+                    self._changed.clear()
 
     async def _sleep_on_queue(self, cursor: str, timeout_s: float) -> TransportError | None:
         """Return the error instead of raising it: nobody may be waiting for it any more."""
@@ -123,9 +136,7 @@ class ClaimLoop:
 
     def _has_grown(self, refused: Room) -> bool:
         room = self._room()
-        return room is not None and (
-            room.free_seqs > refused.free_seqs or room.free_tokens > refused.free_tokens
-        )
+        return room is not None and room.exceeds(refused)
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):

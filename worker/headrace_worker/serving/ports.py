@@ -24,12 +24,42 @@ from headrace.types import RequestState, RequestStatus
 
 
 @dataclass(frozen=True, slots=True)
+class RoomIfDisplaced:
+    """What a request of sooner priority finds if running work gives way to it."""
+
+    priority: int  # 0 soonest … 9: this one and all later ones give way
+    free_seqs: int  # >= 0
+    free_tokens: int  # KV slots, >= 0
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What this worker can take right now."""
 
-    free_seqs: int  # >= 1
+    free_seqs: int  # >= 0
     free_tokens: int  # KV slots that nobody has claimed, <= total_tokens
     total_tokens: int  # KV slots of the whole cache
+    if_displaced: tuple[RoomIfDisplaced, ...] = ()  # of each priority here, soonest first
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it only has room for those that others give way to."""
+        return self.free_seqs < 1 or self.free_tokens < 1
+
+    def exceeds(self, other: Room) -> bool:
+        """Whether something may fit that did not fit the other."""
+        mine = {left.priority: left for left in self.if_displaced}
+        theirs = {left.priority: left for left in other.if_displaced}
+        return (
+            self.free_seqs > other.free_seqs
+            or self.free_tokens > other.free_tokens
+            or any(
+                priority not in theirs
+                or left.free_seqs > theirs[priority].free_seqs
+                or left.free_tokens > theirs[priority].free_tokens
+                for priority, left in mine.items()
+            )
+        )
 
 
 class Queue(Protocol):

@@ -7,6 +7,7 @@ grants whose reply was lost go to the next try, and need not wait for their leas
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from headrace import functions
 from headrace.functions import ClaimReply
@@ -30,7 +31,14 @@ class Claimer:
         self._skipped: frozenset[str] = frozenset()  # lanes that the last claim could not read
         self._log = logs.get_logger()
 
-    async def claim(self, *, free_seqs: int, free_tokens: int, total_tokens: int) -> ClaimReply:
+    async def claim(
+        self,
+        *,
+        free_seqs: int,
+        free_tokens: int,
+        total_tokens: int,
+        if_displaced: Sequence[tuple[int, int, int]] = (),
+    ) -> ClaimReply:
         """Take what fits; raises TransportError, and then the next call asks for the same again."""
         self._nonce = self._nonce or secrets.token_hex(8)
         reply = await self._link.run(
@@ -43,6 +51,7 @@ class Claimer:
                 total_tokens=total_tokens,
                 lease_ms=self._lease_ms,
                 max_strikes=self._max_strikes,
+                if_displaced=if_displaced,
             )
         )
         self._nonce = None

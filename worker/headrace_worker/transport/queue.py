@@ -37,6 +37,25 @@ MAX_LOG_BYTES = 128 * 1024 * 1024
 """Bytes of a token log that are taken up; a whole context with logprobs has less."""
 
 
+class RoomIfDisplaced(Protocol):
+    """What requests of sooner priority find if those of this one and later ones give way."""
+
+    @property
+    def priority(self) -> int:
+        """From 0 to 9."""
+        ...
+
+    @property
+    def free_seqs(self) -> int:
+        """Sequences."""
+        ...
+
+    @property
+    def free_tokens(self) -> int:
+        """KV slots."""
+        ...
+
+
 class Room(Protocol):
     """What a worker can take right now."""
 
@@ -53,6 +72,11 @@ class Room(Protocol):
     @property
     def total_tokens(self) -> int:
         """KV slots of the whole cache."""
+        ...
+
+    @property
+    def if_displaced(self) -> Sequence[RoomIfDisplaced]:
+        """One for each priority that runs here, soonest first."""
         ...
 
 
@@ -82,7 +106,12 @@ class RedisQueue:
     async def claim(self, room: Room) -> ClaimReply:
         """Take what fits; after a failure the next call asks for the same grants again."""
         return await self._claimer.claim(
-            free_seqs=room.free_seqs, free_tokens=room.free_tokens, total_tokens=room.total_tokens
+            free_seqs=room.free_seqs,
+            free_tokens=room.free_tokens,
+            total_tokens=room.total_tokens,
+            if_displaced=[
+                (left.priority, left.free_seqs, left.free_tokens) for left in room.if_displaced
+            ],
         )
 
     async def wait_for_work(self, cursor: str, timeout_s: float) -> None:

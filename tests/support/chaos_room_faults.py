@@ -1,0 +1,91 @@
+"""Shortage of room: few blocks, a crowd before one guest, batch work before one who waits."""
+
+from __future__ import annotations
+
+import time
+
+from support.chaos_checkers import check_dead_letters, check_streams
+from support.chaos_clients import Clients
+from support.chaos_redis_faults import wait_until_drained
+from support.chaos_stand import Stand
+from support.chaos_worker_faults import check_everything
+from support.streams import Asked
+
+STEP_S = 0.01
+TURN_S = 20 * STEP_S + 0.1  # the longest answer of the crowd in steps, and a flush each way
+SOONEST, LATEST = 0, 9
+FEW_BLOCKS = 20  # of 16 tokens, less one for padding
+
+
+def exhaust_blocks(stand: Stand) -> None:
+    """Answers of about 100 tokens in a pool of 304: some are preempted, and none changes.
+
+    The engine expects half of it at first, so it takes in four, of which not three can be whole.
+    """
+    stand.start_worker(step_s=STEP_S, num_blocks=FEW_BLOCKS)
+    draw = stand.draw
+    asked = [
+        Asked(f"r{n}", max_tokens=draw.randrange(96, 110), seed=draw.getrandbits(62))
+        for n in range(stand.size.requests)
+    ]
+    with stand.load(asked):
+        pass
+    preempted = len(stand.events("sequence.preempted"))
+    stand.result.measure("requests preempted", preempted, at_least=1)
+    check_everything(stand, asked)
+
+
+def crowd_out(stand: Stand) -> None:
+    """One tenant has thousands of requests waiting, another one comes with a single one."""
+    stand.start_worker("--max-num-seqs", "8", step_s=STEP_S)
+    crowd = [Asked(f"a{n}", max_tokens=20, seed=n) for n in range(stand.size.requests)]
+    guest = stand.new_clients(tenant="guest")
+    with stand.load(crowd, in_flight=len(crowd), is_read=False):
+        pass
+    waited_s = []
+    for number in range(stand.size.rounds):
+        alone = Asked(f"b{number}", max_tokens=5, seed=number)
+        waited_s.append(seconds_to_first_token(stand, guest, alone))
+    left = stand.driver.depth().queued
+    stand.result.measure("of the crowd still waiting", left, at_least=1)
+    stand.result.time("longest time to first token", max(waited_s), at_most_s=TURN_S)
+    started_s, depth = time.monotonic(), left
+    wait_until_drained(stand)
+    rate = depth / (time.monotonic() - started_s)
+    stand.result.measure("crowd answered a second", rate)
+    check_streams(stand.driver, crowd, stand.result)
+    check_dead_letters(stand.driver, (), stand.result)
+
+
+def displace(stand: Stand) -> None:
+    """Batch work fills all places for seconds; who waits at a screen comes and is served at once.
+
+    More of the batch waits in the queue than the worker has places for.
+    """
+    stand.start_worker("--max-num-seqs", "4", step_s=STEP_S)
+    batch = [
+        Asked(f"batch{n}", max_tokens=stand.size.tokens, seed=n, priority=LATEST)
+        for n in range(stand.size.requests)
+    ]
+    guest, urgent, waited_s = stand.new_clients(), [], []
+    with stand.load(batch, in_flight=len(batch)):
+        for number in range(stand.size.rounds):
+            stand.wait_for_tokens((number + 1) * stand.size.tokens)
+            alone = Asked(f"soon{number}", max_tokens=5, seed=number, priority=SOONEST)
+            urgent.append(alone)
+            waited_s.append(seconds_to_first_token(stand, guest, alone))
+        waiting = stand.driver.depth().queued
+    stand.result.measure("of the batch still queued", waiting, at_least=1)
+    stand.result.time("longest time to first token", max(waited_s), at_most_s=TURN_S)
+    preempted = len(stand.events("sequence.preempted"))
+    stand.result.measure("requests preempted", preempted, at_least=1)
+    check_everything(stand, batch)
+    check_streams(stand.driver, urgent, stand.result)
+
+
+def seconds_to_first_token(stand: Stand, clients: Clients, asked: Asked) -> float:
+    """Ask, read the whole answer, and return how long its first chunk took."""
+    asked_s = stand.history.now_s
+    with stand.load([asked], clients=clients):
+        pass
+    return clients.calm[asked.request_id].times_s[0] - asked_s
