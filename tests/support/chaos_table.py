@@ -220,7 +220,7 @@ FAULTS = (
     Fault(
         "urgent",
         "a request of priority 0 while batch work of priority 9 fills all places",
-        "its first token within one batch turn, the batch resumes and is exact",
+        "its first token within 0.3 s, the batch resumes and is exact",
         displace,
         short=Size(8, rounds=2, tokens=120, slack=SLACK),
         full=Size(1_000, rounds=200, tokens=300),
