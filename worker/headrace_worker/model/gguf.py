@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
+from headrace_worker.gguf_file import GgufFile, StoredTensor
 from headrace_worker.model.config import ModelConfig, from_values
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.gguf_metadata import GgufMetadata
@@ -36,16 +36,14 @@ class GgufModel:
             ModelLoadError: the file is malformed, one of several parts, or not supported.
         """
         try:
-            reader = GGUFReader(path)
-        except (OSError, ValueError, KeyError, IndexError) as error:
+            file = GgufFile(path)
+        except (OSError, ValueError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
-        metadata = GgufMetadata(reader)
+        metadata = GgufMetadata(file.fields)
         if metadata.field("split.count", 1) > 1:
             raise ModelLoadError(f"{path} is one of several parts; merge them first")
         self._architecture = metadata.architecture
-        self._tensors = {
-            self._architecture.translate(tensor.name): tensor for tensor in reader.tensors
-        }
+        self._tensors = {self._architecture.translate(one.name): one for one in file.tensors}
         self.config = self._read_config(metadata)
 
     def names(self) -> Collection[str]:
@@ -67,7 +65,7 @@ class GgufModel:
     def _read_config(self, metadata: GgufMetadata) -> ModelConfig:
         divisors = self._tensors.pop(_ROPE_DIVISORS, None)
         factors = self._longrope_factors() if self._architecture.model_type == "phi3" else {}
-        vocab_size = int(self._tensor("model.embed_tokens.weight").shape[1])
+        vocab_size = self._tensor("model.embed_tokens.weight").shape[0]
         values = metadata.config_values(self._tensors.keys(), vocab_size, factors)
         config = from_values(self._architecture.model_type, values, metadata.eos_ids())
         if divisors is None:
@@ -84,15 +82,15 @@ class GgufModel:
             del self._tensors[name]
         return {key: _dequantize(tensor).tolist() for key, tensor in tensors.items()}
 
-    def _tensor(self, name: str) -> ReaderTensor:
+    def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise ModelLoadError(f"the GGUF file lacks {name}")
         return self._tensors[name]
 
 
-def _dequantize(tensor: ReaderTensor) -> Array:
+def _dequantize(tensor: StoredTensor) -> Array:
     try:
-        values = dequantize(tensor.data, tensor.tensor_type)
+        values = dequantize(tensor.data, tensor.kind)
     except NotImplementedError as error:
         raise ModelLoadError(f"{tensor.name}: {error}") from error
     # What needs no decoding is a read-only view of the file; torch wants memory that it may write.

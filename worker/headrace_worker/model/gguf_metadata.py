@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gguf import GGUFReader
-
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.gguf_names import ARCHITECTURES, GgufArchitecture
 from headrace_worker.model.refusals import is_neutral
@@ -25,13 +23,13 @@ _GEMMA_LAYERS_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 class GgufMetadata:
     """The fields of one file, and which of them were read: what nobody reads may not matter."""
 
-    def __init__(self, reader: GGUFReader) -> None:
+    def __init__(self, fields: Mapping[str, Any]) -> None:
         """Read which architecture it is.
 
         Raises:
             ModelLoadError: the architecture is not supported.
         """
-        self._reader = reader
+        self._fields = fields
         self._read_keys: set[str] = set()
         self._name = str(self.field("general.architecture"))
         if self._name not in ARCHITECTURES:
@@ -48,13 +46,12 @@ class GgufMetadata:
     def field(self, key: str, default: Any = None) -> Any:
         """Return the value under the whole ``key``."""
         self._read_keys.add(key)
-        found = self._reader.get_field(key)
-        return default if found is None else found.contents()
+        return self._fields.get(key, default)
 
     def eos_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text or a turn."""
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        found = [int(self.field(key)) for key in keys if key in self._reader.fields]
+        found = [int(self.field(key)) for key in keys if key in self._fields]
         return tuple(dict.fromkeys(found))
 
     def config_values(
@@ -157,6 +154,6 @@ class GgufMetadata:
 
     def _refuse_unread_keys(self) -> None:
         needless = {f"{self._name}.{key}" for key in _NEEDLESS_KEYS}
-        for key in self._reader.fields.keys() - self._read_keys - needless:
+        for key in self._fields.keys() - self._read_keys - needless:
             if key.startswith(f"{self._name}.") and not is_neutral(self.field(key)):
                 raise ModelLoadError(f"GGUF field {key} ({self.field(key)!r}) is not supported")

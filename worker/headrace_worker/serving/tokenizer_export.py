@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
 from transformers import AutoTokenizer
 
+from headrace_worker.gguf_file import GgufFile
 from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE, TokenizerConfig
 
 _GGUF_ENDS = ("eos", "eot", "eom")  # of sequence, of turn, of message
@@ -58,9 +58,9 @@ def _template(tokenizer: Any, name: str) -> str | None:
 def _configured_eos(model: Path) -> set[int]:
     """Return the end-of-sequence ids that stand beside the tokenizer's own; models have several."""
     if model.suffix == ".gguf":
-        reader = GGUFReader(model)
-        fields = [reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
-        return {int(field.contents()) for field in fields if field is not None}
+        fields = GgufFile(model).fields
+        keys = (f"tokenizer.ggml.{name}_token_id" for name in _GGUF_ENDS)
+        return {int(fields[key]) for key in keys if key in fields}
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         if (file := model / name).is_file():
