@@ -37,7 +37,7 @@ from headrace.calls import (
     status,
     wishes,
 )
-from headrace.errors import TransportError
+from headrace.errors import ProtocolError, TransportError
 from headrace.replies import (
     ClaimReply,
     DeadLetter,
@@ -155,7 +155,7 @@ async def run(redis: redis.asyncio.Redis, call: Call[T]) -> T:
                 raise
             await redis.function_load(library_code(), replace=True)
             reply = await _send(redis, call)
-    return call.parse(reply)
+    return _parsed(call, reply)
 
 
 def run_sync(redis: redis.Redis, call: Call[T]) -> T:
@@ -168,7 +168,7 @@ def run_sync(redis: redis.Redis, call: Call[T]) -> T:
                 raise
             redis.function_load(library_code(), replace=True)
             reply = _send(redis, call)
-    return call.parse(reply)
+    return _parsed(call, reply)
 
 
 async def load_library(redis: redis.asyncio.Redis) -> None:
@@ -192,6 +192,14 @@ def library_code() -> str:
 def _send(redis: Any, call: Call[T]) -> Any:
     send = redis.fcall_ro if call.read_only else redis.fcall
     return send(f"{LIBRARY}_{call.function}", 1, call.key, *call.args)
+
+
+def _parsed(call: Call[T], reply: Any) -> T:
+    """Read a reply; one that holds what somebody wrote by hand must end no loop of a worker."""
+    try:
+        return call.parse(reply)
+    except (TypeError, ValueError, LookupError) as error:
+        raise ProtocolError(f"unreadable reply of {call.function}: {error}") from error
 
 
 def _is_missing(error: exceptions.ResponseError) -> bool:

@@ -115,6 +115,11 @@ class Keys:
         """Stream: dead letters."""
         return f"{self.base}:dead"
 
+    @property
+    def dead_books(self) -> str:
+        """Hash: bytes of all dead letters, and with whom the last one died."""
+        return f"{self.base}:dead:books"
+
 
 def check_tenant(tenant: str) -> str:
     """Return the tenant, or raise InvalidRequest that names it."""

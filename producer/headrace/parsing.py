@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
 from headrace.errors import QueueBound
+from headrace.keys import LANES
 from headrace.replies import (
     ClaimReply,
     DeadLetter,
@@ -26,6 +28,9 @@ from headrace.replies import (
     WishedEnd,
 )
 from headrace.types import FinishReason, RequestState, RequestStatus
+
+_COUNT = re.compile(r"[0-9]{1,14}")
+_LANES = frozenset(str(lane) for lane in range(LANES))
 
 
 def parse_enqueue(reply: Any) -> EnqueueReply:
@@ -115,19 +120,21 @@ def parse_status(reply: Any, request_id: str) -> RequestStatus | None:
 
 def parse_depth(reply: Any) -> QueueDepth:
     """Read the hash of counts: ``queued``, ``queued:<lane>``, ``queued:<lane>:<tenant>``, …."""
-    counts = {_text(name): value for name, value in _pairs(reply)}
+    counts = {_text(name): _count(value) for name, value in _pairs(reply)}
     lanes: dict[int, int] = {}
     tenants: dict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "running": 0})
-    for name, value in counts.items():
+    for name, number in counts.items():
         what, *path = name.split(":")
-        if what == "queued" and len(path) == 1:
-            lanes[int(path[0])] = int(value)
-        if what in ("queued", "running") and len(path) == 2:
-            tenants[path[1]][what] += int(value)
+        if what not in ("queued", "running") or not path or path[0] not in _LANES:
+            continue
+        if len(path) == 2:
+            tenants[path[1]][what] += number
+        elif what == "queued":
+            lanes[int(path[0])] = number
     return QueueDepth(
-        queued=int(counts.get("queued", 0)),
-        running=int(counts.get("running", 0)),
-        payload_bytes=int(counts.get("bytes", 0)),
+        queued=counts.get("queued", 0),
+        running=counts.get("running", 0),
+        payload_bytes=counts.get("bytes", 0),
         queued_by_lane=lanes,
         by_tenant={tenant: TenantDepth(**work) for tenant, work in tenants.items()},
     )
@@ -183,6 +190,12 @@ def _grant(item: Any) -> Grant:
     )
 
 
+def _count(value: Any) -> int:
+    """Read a count; any producer may write into the hash of counts, and what is none is 0."""
+    said = _text(value)
+    return int(said) if _COUNT.fullmatch(said) else 0
+
+
 def _pairs(reply: Any) -> list[tuple[Any, Any]]:
     if isinstance(reply, dict):  # RESP3 may say it is a map
         return list(reply.items())
@@ -190,7 +203,7 @@ def _pairs(reply: Any) -> list[tuple[Any, Any]]:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _optional_text(value: Any) -> str | None:

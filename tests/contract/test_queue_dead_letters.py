@@ -119,7 +119,7 @@ def test_dead_letters_are_bounded_by_their_bytes(driver: QueueDriver, client: Re
     kept = _letters(driver)
     assert [letter.request_id for letter in kept] == [f"p{number}" for number in range(4, 36)]
     total = sum(letter.payload_bytes for letter in kept)
-    assert client.hget(driver.keys.stats, "dead_bytes") == str(total).encode()
+    assert client.hget(driver.keys.dead_books, "bytes") == str(total).encode()
     client.delete(driver.keys.dead)
     _bury(driver, "again", payload=b"body")
     assert [letter.request_id for letter in _letters(driver)] == ["again"]
@@ -133,11 +133,11 @@ def test_replayed_and_purged_letters_give_their_bytes_back(
         _bury(driver, f"p{number}", payload=b"12345678")
     first, second, _ = _letters(driver)
     driver.run(replay_dead(driver.keys, entry_id=first.entry_id))
-    assert client.hget(driver.keys.stats, "dead_bytes") == b"16"
+    assert client.hget(driver.keys.dead_books, "bytes") == b"16"
     driver.run(purge_dead(driver.keys, entry_ids=[second.entry_id]))
-    assert client.hget(driver.keys.stats, "dead_bytes") == b"8"
+    assert client.hget(driver.keys.dead_books, "bytes") == b"8"
     driver.run(purge_dead(driver.keys))
-    assert client.hget(driver.keys.stats, "dead_bytes") is None
+    assert client.hget(driver.keys.dead_books, "bytes") is None
 
 
 def test_a_queue_without_dead_letters_lists_none(driver: QueueDriver) -> None:

@@ -33,7 +33,8 @@ def test_every_key_has_the_name_that_keys_py_gives_it(driver: QueueDriver, clien
         *(keys.token_log("acme", name) for name in ("done", "poison", "running")),
         *(keys.lane(3, "acme"), keys.served(3), keys.stats),
         *(keys.deadlines, keys.promotions),
-        *(keys.worker("w1"), keys.workers, keys.sweep, keys.isolator, keys.wake, keys.dead),
+        *(keys.worker("w1"), keys.workers, keys.sweep, keys.isolator, keys.wake),
+        *(keys.dead, keys.dead_books),
     }
 
 

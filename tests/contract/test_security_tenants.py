@@ -70,6 +70,7 @@ def _raw_attacks(keys: Keys) -> list[list[Any]]:
         ["DEL", keys.served(5)], ["DEL", keys.deadlines], ["ZRANGE", keys.deadlines, 0, -1],
         ["XADD", keys.deadlines, "*", "a", "b"], ["ZADD", keys.wake, 1, "x"],
         ["XREAD", "STREAMS", keys.dead, "0"], ["XADD", keys.dead, "*", "a", "b"],
+        ["HSET", keys.dead_books, "bytes", 10**12], ["DEL", keys.dead_books],
         ["HSET", keys.worker("w1"), "_nonce", "x"], ["ZADD", keys.workers, 1, "w9"],
         ["SET", keys.sweep, "mallory"], ["SUBSCRIBE", keys.control],
         ["PUBLISH", "{other}:ctl", "x"], ["SET", "{other}:stats", "x"],

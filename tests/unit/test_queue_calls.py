@@ -9,7 +9,7 @@ from redis import exceptions
 
 from headrace import calls, functions, parsing
 from headrace.calls import Call
-from headrace.errors import TransportError
+from headrace.errors import ProtocolError, TransportError
 from headrace.functions import EmitItem, Held, TenantDepth, library_code, run_sync
 from headrace.keys import Keys
 from headrace.types import FinishReason, RequestState
@@ -120,6 +120,19 @@ def test_counts_are_read_from_a_list_or_a_map(is_map: bool) -> None:
 def test_an_empty_queue_has_no_counts() -> None:
     """Missing fields are zeros."""
     assert parsing.parse_depth([]).queued == 0
+
+
+@pytest.mark.parametrize("reply", [[b"x"], [[b"acme"]], [[b"acme", b"r1", b"x"]], [5], 7])
+def test_a_reply_that_cannot_be_read_is_a_transport_error(reply: object) -> None:
+    """Loops of a worker wait such errors out; no other may end them."""
+
+    class Answering:
+        def fcall(self, *_: object) -> object:
+            return reply
+
+    call = calls.renew(Keys("q"), worker_id="w1", held=[], lease_ms=1)
+    with pytest.raises(ProtocolError, match="unreadable reply of renew"):
+        run_sync(Answering(), call)  # type: ignore[arg-type]
 
 
 def test_status_turns_milliseconds_into_seconds() -> None:

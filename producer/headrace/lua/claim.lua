@@ -7,7 +7,7 @@
 --        num_tokens, payload, cost, priority, strikes, attached, enqueued ms, deadline ms or '',
 --        now ms}
 
-local MAX_CLOSED = 256 -- expired or broken entries put away in one call
+local MAX_CLOSED = 256 -- in one call: expired or broken entries put away, empty lanes passed over
 local MAX_GRANTS = 256
 local MAX_REPLY_BYTES = 8 * 1024 * 1024 -- payloads in one reply, but for the last
 -- No client makes a larger payload, as in packing.py. A worker never loads one that somebody wrote
@@ -83,9 +83,9 @@ end
 
 local function grant(q, r, worker, now, alone)
   hand_to(q, r, worker) -- the lease begins here
-  r.epoch = redis.call('HINCRBY', r.key, 'epoch', 1)
-  redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'alone', alone and 1 or 0,
-    'granted_tokens', r.num_tokens)
+  r.epoch = r.epoch + 1
+  redis.call('HSET', r.key, 'state', 'running', 'owner', worker, 'epoch', r.epoch,
+    'alone', alone and 1 or 0, 'granted_tokens', r.num_tokens)
   count(q, 'queued', r.lane, r.tenant, -1)
   count(q, 'running', r.lane, r.tenant, 1)
   take_turn(q, r, now)
@@ -137,9 +137,9 @@ end
 local function head_request(q, lane, tenant, now, seen)
   local key = lane_key(q, lane, tenant)
   local entry, fault = head(key, seen.takes_suspects)
-  if fault then seen.faults[#seen.faults + 1] = key end
   if not entry then
     seen.unreadable[key] = true
+    if fault then seen.faults[#seen.faults + 1] = key else forget_if_empty(q, lane, tenant) end
     return nil
   end
   local r = entry.request_id and load_request(q, tenant, entry.request_id)
@@ -153,7 +153,7 @@ local function head_request(q, lane, tenant, now, seen)
 end
 
 local function next_request(q, now, seen)
-  for _ = 1, MAX_CLOSED do
+  while seen.left > 0 do
     local lane, lowest_turn = next_lane(q, now, seen.exhausted, seen.ignores_age)
     if not lane then return nil end
     local tenant = next_tenant(q, lane, seen)
@@ -163,7 +163,8 @@ local function next_request(q, now, seen)
         r.lowest_turn = lowest_turn
         return r
       end
-    else
+      seen.left = seen.left - 1
+    elseif seen.left > 0 then
       seen.exhausted[lane] = true
     end
   end
@@ -208,7 +209,7 @@ end
 local function new_search(takes_suspects, max_strikes)
   return {
     takes_suspects = takes_suspects, max_strikes = max_strikes,
-    exhausted = {}, unreadable = {}, first = {}, faults = {},
+    exhausted = {}, unreadable = {}, first = {}, faults = {}, left = MAX_CLOSED,
   }
 end
 

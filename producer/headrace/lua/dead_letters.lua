@@ -48,7 +48,7 @@ end
 local function purge_dead(keys, args)
   local q, deleted = keys[1], 0
   if #args == 0 then
-    redis.call('HDEL', stats_key(q), 'dead_bytes')
+    redis.call('HDEL', dead_books_key(q), 'bytes')
     return redis.call('XTRIM', dead_key(q), 'MAXLEN', 0)
   end
   for _, id in ipairs(args) do

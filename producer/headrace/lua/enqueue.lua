@@ -8,11 +8,11 @@
 local function parse_enqueue(args)
   local request = {
     tenant = args[1], id = args[2], payload = args[3],
-    cost = whole('cost', args[4], 1),
+    cost = math.min(whole('cost', args[4], 1), LARGEST),
     lane = priority_of(args[5]),
     ttl_ms = optional_whole('ttl_ms', args[6], 0),
     deadline_ms = optional_whole('deadline_ms', args[7], 0),
-    result_ttl_ms = whole('result_ttl_ms', args[8], 1),
+    result_ttl_ms = math.min(whole('result_ttl_ms', args[8], 1), LARGEST),
     max_queued = optional_whole('max_queued', args[9], 1),
     attached = args[10] == '1' and 1 or 0,
     max_of_tenant = optional_whole('max_queued_per_tenant', args[11] or '', 1),
@@ -42,6 +42,7 @@ local function accept(q, request, digest, now)
   count_bytes(q, size)
   local deadline = earlier(request.deadline_ms, request.ttl_ms and now + request.ttl_ms)
   if deadline then
+    deadline = math.min(deadline, LARGEST)
     redis.call('HSET', key, 'deadline_ms', deadline)
     redis.call('ZADD', deadlines_key(q), deadline, reference(request.tenant, request.id))
   end

@@ -8,8 +8,6 @@
 --   turn, turn:<lane>          where the sharing of lanes stands, in weighted tokens; see next_lane
 --   since:<lane>               Unix ms of the lane's last grant, or of its first request since it
 --                              was empty
---   dead_bytes                 payloads of dead letters
---   culprits                   the deaths of the last dead letter, a line each: <worker>:<Unix ms>
 --   sweep_cursor, janitor_cursor, repair_cursor
 --                              where the next reap, janitor and search for lost entries go on
 
@@ -86,6 +84,27 @@ local function close_lane(q, lane, tenant)
   -- Counts may have been lost by hand; a stream that still holds entries is never deleted.
   local length = redis.pcall('XLEN', lane_key(q, lane, tenant))
   if length == 0 then redis.call('DEL', lane_key(q, lane, tenant)) end
+end
+
+-- Who has no lane has no work: any producer may write names here. Returns how many were removed.
+local function remove_stranger(q, lane, tenant)
+  if redis.call('EXISTS', lane_key(q, lane, tenant)) == 1 then return 0 end
+  return redis.call('ZREM', served_key(q, lane), tenant)
+end
+
+-- Counts of a lane without a single entry are invented, or somebody deleted the lane; then the
+-- janitor counts again what it puts back.
+local function forget_if_empty(q, lane, tenant)
+  if redis.call('XLEN', lane_key(q, lane, tenant)) > 0 then return end
+  for _, what in ipairs({ 'queued', 'running' }) do
+    local field = what .. ':' .. lane .. ':' .. tenant
+    local number = redis.call('HGET', stats_key(q), field)
+    if number then
+      count(q, what, lane, tenant, -(natural(number) or 0))
+      redis.call('HDEL', stats_key(q), field)
+    end
+  end
+  close_lane(q, lane, tenant)
 end
 
 -- An entry that others added by hand may hold anything; without a usable id it is dropped.

@@ -146,7 +146,8 @@ local function take_sweep(q, worker, lease_ms)
   local key, turn = sweep_key(q), math.max(1, math.floor(lease_ms / 4))
   if redis.call('SET', key, worker, 'NX', 'PX', turn) then return true end
   if redis.call('GET', key) == worker then return true end
-  if redis.call('PTTL', key) <= turn then return false end
+  local left = redis.call('PTTL', key)
+  if left >= 0 and left <= turn then return false end -- one without an end was written by hand
   redis.call('SET', key, worker, 'PX', turn)
   return true
 end

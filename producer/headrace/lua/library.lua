@@ -28,6 +28,7 @@ local RETRY_AFTER_MS = 1000 -- what a client is told to wait when the queue is f
 local MAX_DEAD, MAX_DEAD_BYTES = 10000, 64 * 1024 * 1024 -- dead letters kept, and their payloads
 local MAX_REMOVED = 1000 -- dead letters that one call deletes to make room
 local ORPHAN_TTL_MS = 3600000 -- for the token log of a request whose hash is gone
+local LARGEST = 10 ^ 14 - 1 -- number in a request: Lua writes 15 digits with an exponent
 local CHUNK_FIELD, TERMINAL_FIELD = 'c', 'e'
 local PROTOCOL = 1
 
@@ -45,6 +46,8 @@ local function isolator_key(q) return q .. ':isolator' end
 local function wake_key(q) return q .. ':wake' end
 local function control_channel(q) return q .. ':ctl' end
 local function dead_key(q) return q .. ':dead' end
+-- Apart from the stats, into which any producer may write: none can have dead letters dropped.
+local function dead_books_key(q) return q .. ':dead:books' end
 
 -- Redis's clock is the only one that the queue knows; workers and clients may be wrong by hours.
 local function now_ms()
@@ -77,7 +80,7 @@ end
 
 -- A count that Redis holds, or nil: what others wrote by hand must not make a function stumble.
 local function natural(text)
-  return text and #text <= 16 and text:match('^%d+$') and tonumber(text) or nil
+  return text and #text <= 14 and text:match('^%d+$') and tonumber(text) or nil
 end
 
 local function worker_name(value)

@@ -39,25 +39,36 @@ end
 
 local function is_waiting_place(consumer) return consumer == REQUEUED or consumer == SUSPECTS end
 
--- The request, or nil, also for a hash of the wrong type or one that lost a field that is always
--- there.
+local STATES = { queued = true, running = true, finished = true, failed = true, cancelled = true }
+
+-- Whether claim, reap and janitor can come to the request by what it says of itself.
+local function can_be_found(r)
+  local is_in_lane = r.lane and r.lane < LANES and r.entry and #r.entry <= 41
+    and r.entry:match('^%d+-%d+$') ~= nil
+  local is_owned = r.owner and r.owner ~= '' and not is_waiting_place(r.owner)
+  return is_in_lane and (r.state ~= 'running' or is_owned)
+end
+
+-- The request, or nil, also for a hash of the wrong type, and for one in which a field that is
+-- always there is missing or holds what no function writes: its producer may write into it.
 local function load_request(q, tenant, id)
+  if not is_tenant(tenant) or not is_request_id(id) then return nil end
   local key = request_key(q, tenant, id)
   local v = redis.pcall('HMGET', key, 'state', 'epoch', 'num_tokens', 'owner', 'lane', 'entry',
     'cost', 'strikes', 'alone', 'attached', 'cancel', 'deadline_ms', 'enqueued_ms',
     'result_ttl_ms', 'closed_by', 'finish', 'deaths', 'granted_tokens')
-  if v.err or not v[1] then return nil end
+  if v.err or not STATES[v[1]] then return nil end
   local r = {
     key = key, tenant = tenant, id = id, state = v[1], epoch = natural(v[2]),
     num_tokens = natural(v[3]), owner = v[4], lane = natural(v[5]), entry = v[6],
-    cost = natural(v[7]), strikes = natural(v[8]), alone = v[9] == '1', attached = v[10] or 0,
-    cancel = v[11] == '1', deadline_ms = natural(v[12]), enqueued_ms = natural(v[13]),
+    cost = natural(v[7]), strikes = natural(v[8]), alone = v[9] == '1',
+    attached = v[10] == '1' and 1 or 0, cancel = v[11] == '1', deadline_ms = natural(v[12]), enqueued_ms = natural(v[13]),
     result_ttl_ms = natural(v[14]), closed_by = v[15], finish = v[16] == '1',
     deaths = natural(v[17]) or 0, granted_tokens = natural(v[18]) or 0,
   }
-  local is_whole = r.epoch and r.num_tokens and r.lane and r.entry and r.cost and r.strikes
-    and r.enqueued_ms and r.result_ttl_ms and (r.owner or r.state ~= 'running')
-  return is_whole and r or nil
+  local is_whole = r.epoch and r.num_tokens and r.cost and r.strikes and r.enqueued_ms
+    and r.result_ttl_ms
+  return is_whole and can_be_found(r) and r or nil
 end
 
 local function is_over(r) return r.state ~= 'queued' and r.state ~= 'running' end
@@ -125,8 +136,8 @@ end
 local function write_terminal(log, num_tokens, terminal)
   local id = num_tokens .. '-1'
   local written = redis.pcall('XADD', log, id, TERMINAL_FIELD, terminal)
-  if type(written) == 'table' and written.err and written.err:find('WRONGTYPE', 1, true) then
-    redis.call('DEL', log) -- somebody destroyed the log; the request must end all the same
+  if type(written) == 'table' and written.err then
+    redis.call('DEL', log) -- somebody spoiled the log; the request must end all the same
     redis.call('XADD', log, id, TERMINAL_FIELD, terminal)
   end
 end

@@ -21,9 +21,17 @@ local function waiting_place(r, max_strikes)
 end
 
 -- Each death is {worker, epoch, tokens at the grant, tokens at the death, alone, Unix ms, cause}.
+-- What somebody wrote there by hand is left out, or has the shape of one.
 local function evidence_of(text)
-  local is_read, deaths = pcall(cmsgpack.unpack, text or '')
-  return is_read and type(deaths) == 'table' and deaths or {} -- else written by hand, or nothing
+  local is_read, found = pcall(cmsgpack.unpack, text or '')
+  local deaths = {}
+  for _, d in ipairs(is_read and type(found) == 'table' and found or {}) do
+    if type(d) == 'table' then
+      deaths[#deaths + 1] = { tostring(d[1]), measure(d[2]), measure(d[3]), measure(d[4]),
+        measure(d[5]), measure(d[6]), tostring(d[7]) }
+    end
+  end
+  return deaths
 end
 
 local function add_evidence(r, death)
@@ -34,11 +42,11 @@ local function add_evidence(r, death)
 end
 
 -- Requests that died in one call died together.
-local function mark_of(death) return tostring(death[1]) .. ':' .. tostring(death[6]) end
+local function mark_of(death) return death[1] .. ':' .. death[6] end
 
 -- Whether all that speaks against a suspect are deaths that it shared with a culprit.
 local function is_cleared(q, r)
-  local culprits = redis.call('HGET', stats_key(q), 'culprits')
+  local culprits = redis.call('HGET', dead_books_key(q), 'culprits')
   if not culprits or r.strikes == 0 then return false end
   local evidence = evidence_of(redis.call('HGET', r.key, 'evidence'))
   if #evidence < r.strikes then return false end
@@ -50,9 +58,8 @@ end
 
 -- It goes back to where everybody waits, as if those deaths had not been.
 local function clear(q, r)
-  r.deaths = redis.call('HINCRBY', r.key, 'deaths', -r.strikes)
-  r.strikes = 0
-  redis.call('HSET', r.key, 'strikes', 0)
+  r.deaths, r.strikes = math.max(0, r.deaths - r.strikes), 0
+  redis.call('HSET', r.key, 'deaths', r.deaths, 'strikes', 0)
   hand_to(q, r, REQUEUED)
 end
 
@@ -61,7 +68,7 @@ end
 local function clear_company(q, r, evidence)
   local marks = {}
   for i, death in ipairs(evidence) do marks[i] = mark_of(death) end
-  redis.call('HSET', stats_key(q), 'culprits', '\n' .. table.concat(marks, '\n') .. '\n')
+  redis.call('HSET', dead_books_key(q), 'culprits', '\n' .. table.concat(marks, '\n') .. '\n')
   local key = lane_key(q, r.lane, r.tenant)
   local waiting = redis.pcall('XPENDING', key, GROUP, '-', '+', MAX_CLEARED, SUSPECTS)
   if waiting.err then return end
@@ -79,10 +86,12 @@ local function field_of(entry, name)
   end
 end
 
+-- Fields of the books of dead letters: bytes, of all their payloads; culprits, the deaths of the last
+-- one, a line each: <worker>:<Unix ms>.
 local function count_dead_bytes(q, by)
-  local key = stats_key(q)
-  local left = add_up(key, 'dead_bytes', by)
-  if left <= 0 or redis.call('XLEN', dead_key(q)) == 0 then redis.call('HDEL', key, 'dead_bytes') end
+  local key = dead_books_key(q)
+  local left = add_up(key, 'bytes', by)
+  if left <= 0 or redis.call('XLEN', dead_key(q)) == 0 then redis.call('HDEL', key, 'bytes') end
   return left
 end
 
@@ -95,7 +104,7 @@ end
 -- The oldest give way, so many in one call at most.
 local function make_room_for_dead(q)
   local key = dead_key(q)
-  local bytes = natural(redis.call('HGET', stats_key(q), 'dead_bytes')) or 0
+  local bytes = natural(redis.call('HGET', dead_books_key(q), 'bytes')) or 0
   for _ = 1, MAX_REMOVED do
     local length = redis.call('XLEN', key)
     local is_full = length > MAX_DEAD or bytes > MAX_DEAD_BYTES and length > 1
@@ -112,26 +121,26 @@ local function reason_of(r, progress)
 end
 
 local function bury(q, r, now, worker, progress)
-  local v = redis.call('HMGET', r.key, 'payload', 'attached', 'evidence')
+  local v = redis.call('HMGET', r.key, 'payload', 'evidence')
   local text, payload = reason_of(r, progress), v[1] or ''
   redis.call('XADD', dead_key(q), '*', 'tenant', r.tenant, 'request_id', r.id, 'reason', text,
-    'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane, 'attached', v[2] or 0,
-    'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch, 'evidence', v[3] or '', 'payload', payload)
+    'strikes', r.strikes, 'worker', worker, 'cost', r.cost, 'lane', r.lane, 'attached', r.attached,
+    'result_ttl_ms', r.result_ttl_ms, 'epoch', r.epoch, 'evidence', v[2] or '', 'payload', payload)
   -- Letters deleted by hand are still counted; the first of a new row begins anew.
-  if redis.call('XLEN', dead_key(q)) == 1 then redis.call('HDEL', stats_key(q), 'dead_bytes') end
+  if redis.call('XLEN', dead_key(q)) == 1 then redis.call('HDEL', dead_books_key(q), 'bytes') end
   count_dead_bytes(q, #payload)
   make_room_for_dead(q)
-  clear_company(q, r, evidence_of(v[3]))
+  clear_company(q, r, evidence_of(v[2]))
   conclude(q, r, now, ended_by_queue('failed', 'error', 'dead_lettered', text))
 end
 
 -- The holder vanished. `unsent` is how many tokens it may have made that are not in the log.
 local function strike(q, r, now, death)
   local progress = r.num_tokens - r.granted_tokens
-  r.deaths = redis.call('HINCRBY', r.key, 'deaths', 1)
+  r.deaths = r.deaths + 1
   if progress > death.unsent then r.strikes = 0 end -- past the place where it died before
   r.strikes = r.strikes + 1
-  redis.call('HSET', r.key, 'strikes', r.strikes)
+  redis.call('HSET', r.key, 'strikes', r.strikes, 'deaths', r.deaths)
   add_evidence(r, { death.worker, r.epoch, r.granted_tokens, r.num_tokens, r.alone and 1 or 0, now,
     death.cause })
   local is_stuck = r.strikes >= death.max_strikes and progress == 0

@@ -35,17 +35,25 @@ local function take_turn(q, r, now)
   redis.call('HSET', stats, field, turn, 'turn', r.lowest_turn, 'since:' .. r.lane, now)
 end
 
+local function has_queued(q, lane, tenant, seen)
+  local queued = redis.call('HEXISTS', stats_key(q), 'queued:' .. lane .. ':' .. tenant) == 1
+  return queued and not seen.unreadable[lane_key(q, lane, tenant)]
+end
+
 -- The tenant served least, of those that have something queued here: the virtual token counter of
 -- Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Pages without one are
 -- passed over once a call: grants move tenants only towards the end.
 local function next_tenant(q, lane, seen)
-  for start = seen.first[lane] or 0, math.huge, TENANTS_A_PAGE do
+  local start = seen.first[lane] or 0
+  while seen.left > 0 do
     seen.first[lane] = start
     local page = redis.call('ZRANGE', served_key(q, lane), start, start + TENANTS_A_PAGE - 1)
     if #page == 0 then return nil end
     for _, tenant in ipairs(page) do
-      local queued = redis.call('HEXISTS', stats_key(q), 'queued:' .. lane .. ':' .. tenant) == 1
-      if queued and not seen.unreadable[lane_key(q, lane, tenant)] then return tenant end
+      if has_queued(q, lane, tenant, seen) then return tenant end
     end
+    local removed = 0
+    for _, tenant in ipairs(page) do removed = removed + remove_stranger(q, lane, tenant) end
+    start, seen.left = start + #page - removed, seen.left - removed
   end
 end

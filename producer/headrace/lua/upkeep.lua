@@ -98,12 +98,22 @@ local function repair_request(q, key)
   return 1
 end
 
+-- A lane has at least as much work as each of its tenants.
+local function raise_count_of_lane(q, lane, tenant)
+  local whole_queue, in_lane = 'queued', 'queued:' .. lane
+  local v = redis.call('HMGET', stats_key(q), whole_queue, in_lane, in_lane .. ':' .. tenant)
+  local least = natural(v[3]) or 0
+  if (natural(v[1]) or 0) < least then redis.call('HSET', stats_key(q), whole_queue, least) end
+  if (natural(v[2]) or 0) < least then redis.call('HSET', stats_key(q), in_lane, least) end
+end
+
 -- A lane without a count is never looked into, so entries that no count knows of are counted again.
 -- Lost entries are not our business here: repair_request puts them back.
 local function recount(q, lane, tenant)
   local key = lane_key(q, lane, tenant)
   local pending = redis.pcall('XPENDING', key, GROUP)
   if pending.err then return 0 end
+  raise_count_of_lane(q, lane, tenant)
   local missing = redis.call('XLEN', key) - num_requests(q, lane, tenant)
   if missing <= 0 then return 0 end
   local counted = redis.call('HGET', stats_key(q), 'running:' .. lane .. ':' .. tenant)
@@ -137,7 +147,8 @@ local function janitor(keys, args)
   local left = whole('count', args[2], 1)
   local done = forget_workers(q, left) + repair_requests(q, left)
   walk_lanes(q, 'janitor_cursor', function(lane, tenant)
-    done = done + remove_idle_consumers(q, lane, tenant) + recount(q, lane, tenant)
+    done = done + remove_stranger(q, lane, tenant) + remove_idle_consumers(q, lane, tenant)
+      + recount(q, lane, tenant)
     left = left - 1
     return left > 0
   end)
