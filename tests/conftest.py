@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -12,6 +13,9 @@ from redis.maint_notifications import MaintNotificationsConfig
 from headrace.keys import Keys
 from support.key_leaks import find_leaks
 from support.servers import KINDS, Server, binary_of
+
+# Read when Triton is imported: its kernels then run on the CPU, and need no GPU and no driver.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

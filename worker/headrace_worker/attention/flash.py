@@ -8,12 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from headrace_worker.attention.base import (
-    AttentionNeed,
-    KVCacheSpec,
-    PackedBatch,
-    UnusableBackend,
-)
+from headrace_worker.attention.base import AttentionNeed, PackedBatch
 from headrace_worker.attention.flash_library import FlashLibrary
 from headrace_worker.attention.slots import SlotBackend
 
@@ -57,18 +52,6 @@ class _FlashBackend(SlotBackend):
     def obstacle(cls, need: AttentionNeed) -> str | None:
         """Say what is in the way: the device, the installation, the dtype or the head size."""
         return cls.library.obstacle(need)
-
-    def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        """Reserve the zero-filled cache.
-
-        Raises:
-            UnusableBackend: flash-attn does not take the device, the dtype or the head size.
-            ValueError: the block size is not supported, or no block is left to use.
-        """
-        obstacle = self.obstacle(AttentionNeed(spec.device, spec.dtype, spec.head_dim))
-        if obstacle is not None:
-            raise UnusableBackend(obstacle)
-        super().allocate(spec, num_blocks)
 
     def attend(
         self,

@@ -10,6 +10,7 @@ from headrace_worker.attention.base import AttentionBackend, AttentionNeed, Unus
 from headrace_worker.attention.cpu import CpuBackend
 from headrace_worker.attention.flash import Flash2Backend, Flash3Backend
 from headrace_worker.attention.reference import ReferenceBackend
+from headrace_worker.attention.triton import TritonBackend
 
 
 class UnknownBackend(ValueError):
@@ -28,6 +29,7 @@ class Verdict:
 _BACKENDS: tuple[tuple[type[AttentionBackend], frozenset[str]], ...] = (
     (Flash3Backend, frozenset({"cuda"})),
     (Flash2Backend, frozenset({"cuda"})),
+    (TritonBackend, frozenset({"cuda"})),
     (CpuBackend, frozenset({"cpu"})),
     (ReferenceBackend, frozenset({"cpu", "cuda"})),
 )

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_worker.attention.base import AttentionBackend, KVCacheSpec, PackedBatch
+from headrace_worker.attention.base import (
+    AttentionBackend,
+    AttentionNeed,
+    KVCacheSpec,
+    PackedBatch,
+    UnusableBackend,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,15 @@ class SlotBackend(AttentionBackend):
         return (16, 32, 64, 128, 256, 8, 4, 2, 1)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        """Reserve the zero-filled cache; raises ValueError for an impossible size."""
+        """Reserve the zero-filled cache.
+
+        Raises:
+            UnusableBackend: the backend does not take the device, the dtype or the head size.
+            ValueError: the block size is not supported, or no block is left to use.
+        """
+        need = AttentionNeed(spec.device, spec.dtype, spec.head_dim)
+        if (obstacle := self.obstacle(need)) is not None:
+            raise UnusableBackend(obstacle)
         self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
 
     def write_kv(

@@ -1,0 +1,72 @@
+"""Compile kernels for GPUs that are not here: ``python -m support.triton_compile 80 attention``.
+
+Prints, as JSON, the shared memory in bytes that each kernel takes. Triton's compiler and NVIDIA's
+assembler come with Triton's wheel, so neither GPU nor driver is needed. ``TRITON_INTERPRET`` must
+be ``0`` or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from headrace_worker.kernels_triton.paged_attention import attend_step, merge_parts
+from headrace_worker.kernels_triton.shape import AttentionShape
+
+SHAPES = {
+    "llama": AttentionShape(4, 8, 128, 16, None, is_capped=False, dtype=torch.bfloat16),
+    "gemma": AttentionShape(2, 4, 256, 64, 512, is_capped=True, dtype=torch.float16),
+    "smollm": AttentionShape(3, 3, 64, 256, None, is_capped=False, dtype=torch.bfloat16),
+}
+
+
+class Target:
+    """A driver that names a GPU, and has none."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability  # 80, 90, ...
+
+    def get_current_target(self) -> GPUTarget:
+        """Name the GPU that is compiled for."""
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        """Number it."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Nothing is ever launched on it."""
+        return 0
+
+
+def main(capability: int, *names: str) -> dict[str, int]:
+    """Return the shared memory of each kernel in bytes; raises what the compiler raises."""
+    driver.set_active(Target(capability))
+    return {name: _compile_attention(SHAPES[name]) for name in names}
+
+
+def _compile_attention(shape: AttentionShape) -> int:
+    values = torch.empty(64, dtype=shape.dtype)
+    results = torch.empty(64)
+    table = torch.empty(64, dtype=torch.int32)
+    tables = (table,) * 5  # block table, prefix sums, lengths, and two of work items
+    numbers = (5, 3, 9, 4096, 128, 0.5, 1.0)  # sequences, parts, three strides, two factors
+    step: Any = attend_step.warmup(
+        values, results, results, values, values, values, *tables, *numbers, shape,
+        num_warps=4, num_stages=2, grid=(1, 1),
+    )  # fmt: skip
+    merge: Any = merge_parts.warmup(
+        values, results, results, table, table, 5, 3, shape, num_warps=4, grid=(1, 1)
+    )
+    assert "cubin" in step.asm
+    assert "cubin" in merge.asm
+    return max(int(kernel.metadata.shared) for kernel in (step, merge))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(int(sys.argv[1]), *sys.argv[2:])) + "\n")
