@@ -8,6 +8,7 @@ from support.chaos_ask_faults import (
     poison,
     sleep_while_reading,
 )
+from support.chaos_disk_faults import ONE_FILE, cut_power, fill_disk
 from support.chaos_fault import Fault
 from support.chaos_network_faults import (
     lose_replies,
@@ -134,6 +135,24 @@ FAULTS = (
         short=Size(40, rounds=1, seconds=1.0, slack=SLACK),
         full=Size(1_000, rounds=10, seconds=5),
         tested_by="tests/chaos/test_worker_redis_fails.py::test_a_redis_that_stalls_pauses_the_engine",
+    ),
+    Fault(
+        "power-cut",
+        "SIGKILL of Redis, AOF everysec, and its file cut to what it was a second before",
+        "gone is what was acknowledged in that second and nothing else, who asked is told",
+        cut_power,
+        short=Size(60, rounds=1, slack=SLACK),
+        full=Size(5_000, rounds=20),
+        server=ONE_FILE,
+    ),
+    Fault(
+        "disk-full",
+        "a limit on the size of Redis' file for a while",
+        "0 lost, 0 wrong, no worker exits, recovery ≤ 5 s",
+        fill_disk,
+        short=Size(30, rounds=1, seconds=0.5, slack=SLACK),
+        full=Size(1_000, rounds=10, seconds=5),
+        server=ONE_FILE,
     ),
     Fault(
         "partition-worker",

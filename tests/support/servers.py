@@ -62,7 +62,11 @@ class Server:
         assert binary is not None, f"{self.kind} is not installed"
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [binary, *self._arguments()], stdout=log, stderr=log, cwd=self.folder
+                [binary, *self._arguments()],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                restore_signals=False,  # a file at its limit is a failed write then, and no death
             )
         eventually(self._answers, timeout_s=START_TIMEOUT_S)
 
