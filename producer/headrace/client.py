@@ -129,7 +129,7 @@ class AsyncClient:
             opening,
             request_id=name,
             tenant=owner,
-            timeout=timeout or self._core.timeout,
+            timeout=self._core.timeout_of(timeout),
             cancel_on_exit=cancel_on_exit,
         )
 
@@ -178,7 +178,7 @@ class AsyncClient:
         refuse_text(prompts)
         check_count("max_in_flight", max_in_flight)
         drafts = DraftMaker(options)
-        patience = timeout or self._core.bulk_timeout
+        patience = self._core.bulk_timeout_of(timeout)
 
         async def start(item: Item) -> Completion | RequestError | RequestTimeout:
             draft = drafts.make(item)
@@ -276,7 +276,7 @@ class AsyncClient:
             opening,
             request_id=submission.request_id,
             tenant=submission.tenant,
-            timeout=timeout or self._core.timeout,
+            timeout=self._core.timeout_of(timeout),
             cancel_on_exit=cancel_on_exit,
         )
 

@@ -40,8 +40,8 @@ class ClientCore:
             if bound is not None:
                 check_count(name, bound)
         self.keys = Keys(queue)
-        self.timeout = Timeout() if timeout is None else timeout
-        self.bulk_timeout = BULK_TIMEOUT if timeout is None else timeout
+        self.timeout = _checked(timeout, Timeout())
+        self.bulk_timeout = _checked(timeout, BULK_TIMEOUT)
         self.connections = ConnectionSettings(url, max_connections)
         self._defaults = Defaults(
             keys=self.keys,
@@ -60,6 +60,14 @@ class ClientCore:
     def tenant(self, tenant: str | None) -> str:
         """Return the tenant that a call means; raises InvalidRequest."""
         return self._defaults.tenant if tenant is None else check_tenant(tenant)
+
+    def timeout_of(self, timeout: Timeout | None) -> Timeout:
+        """Return the timeouts of one call; raises ConfigurationError."""
+        return _checked(timeout, self.timeout)
+
+    def bulk_timeout_of(self, timeout: Timeout | None) -> Timeout:
+        """Return the timeouts of each request of a bulk run; raises ConfigurationError."""
+        return _checked(timeout, self.bulk_timeout)
 
     def assemble(self, submission: Submission) -> StreamAssembly:
         """Return the empty stream of a new request."""
@@ -89,6 +97,16 @@ class ClientCore:
             for i, (member, offset) in enumerate(zip(members, offsets, strict=True))
         ]
         return StreamAssembly(request_id, logs)
+
+
+def _checked(timeout: Timeout | None, default: Timeout) -> Timeout:
+    if timeout is None:
+        return default
+    if not isinstance(timeout, Timeout):
+        raise ConfigurationError(
+            f"timeout must be a Timeout, such as Timeout(total={timeout!r}), not {timeout!r}"
+        )
+    return timeout
 
 
 def check_after(after: object) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ second, then ever more rarely, so that a request that Redis lost is reported and
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 from headrace.assembly import LogAssembly
@@ -26,6 +27,7 @@ LONGEST_PROBE_S = 15.0
 
 FIRST_DELAY_S = 0.02
 LONGEST_DELAY_S = 2.0
+SHORTEST_SHARE = 0.5  # of a pause
 
 
 class Patience:
@@ -121,9 +123,12 @@ def _lost(log: LogAssembly, message: str) -> RequestError:
 
 
 def delays_s() -> Iterator[float]:
-    """Yield the pauses between tries to reach Redis: at once, then doubling up to a cap."""
+    """Yield the pauses between tries to reach Redis: at once, then doubling up to a cap.
+
+    No two clients wait equally long, or all would come back at the same moment.
+    """
     yield 0.0
     delay_s = FIRST_DELAY_S
     while True:
-        yield delay_s
+        yield delay_s * random.uniform(SHORTEST_SHARE, 1.0)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)

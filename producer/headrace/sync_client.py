@@ -125,7 +125,7 @@ class Client:
             opening,
             request_id=name,
             tenant=owner,
-            timeout=timeout or self._core.timeout,
+            timeout=self._core.timeout_of(timeout),
             cancel_on_exit=cancel_on_exit,
         )
 
@@ -177,7 +177,7 @@ class Client:
             self._core,
             self._link,
             DraftMaker(options),
-            timeout=timeout or self._core.bulk_timeout,
+            timeout=self._core.bulk_timeout_of(timeout),
             cancel_on_exit=cancel_on_exit,
         )
         return bulk.run(prompts, max_in_flight, return_errors=return_errors)
@@ -251,6 +251,6 @@ class Client:
             opening,
             request_id=submission.request_id,
             tenant=submission.tenant,
-            timeout=timeout or self._core.timeout,
+            timeout=self._core.timeout_of(timeout),
             cancel_on_exit=cancel_on_exit,
         )

@@ -98,7 +98,7 @@ class Completion:
     timings: Timings | None = None  # absent where no worker took part
     logprobs: tuple[TokenLogprob, ...] | None = None
     choices: tuple[Completion, ...] = ()  # all n answers when n > 1, this one included
-    metadata: dict[str, Any] = field(default_factory=dict)  # what the caller attached
+    metadata: dict[str, Any] = field(default_factory=dict)  # of the call; empty after attach
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # one per token, first None
 
 
@@ -129,7 +129,8 @@ class Timeout:
     first_chunk: float | None = 120.0  # from the call to the first chunk
     between_chunks: float | None = 60.0  # longest silence after the first
     total: float | None = 3600.0  # from the call to the terminal entry
-    redis: float | None = 10.0  # how long enqueue, status and cancel go on trying without Redis
+    # How long enqueue, status and cancel go on trying without Redis; the client's own is used.
+    redis: float | None = 10.0
 
     def __post_init__(self) -> None:
         for part in fields(self):

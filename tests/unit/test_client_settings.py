@@ -24,6 +24,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"queue": ""}, "queue name ''"),
     ({"queue": "a{b}"}, "a{b}"),
     ({"tenant": "a b"}, "'a b'"),
+    ({"timeout": 30}, "Timeout(total=30)"),
     ({"result_ttl": 0}, "result_ttl"),
     ({"result_ttl": math.inf}, "result_ttl"),
     ({"max_queued": 0}, "max_queued"),
@@ -63,6 +64,15 @@ def test_wrong_argument_is_refused_without_redis(make: Any) -> None:
     """A stream's arguments are checked when it is made, though nobody listens at the address."""
     with pytest.raises(InvalidRequest, match="top_p"):
         make(NOWHERE).stream("Hi", top_p=2)
+
+
+@pytest.mark.parametrize("make", [AsyncClient, Client])
+def test_a_number_is_no_timeout(make: Any) -> None:
+    """Which of four it would be is not guessed; the message says what to write instead."""
+    client = make(NOWHERE)
+    for ask in (client.stream, client.attach):
+        with pytest.raises(ConfigurationError, match=r"such as Timeout\(total=5\), not 5"):
+            ask("Hi", timeout=5)
 
 
 @pytest.mark.parametrize("after", [-1, 1.5, True, None, "3", [0, -1], [None]])

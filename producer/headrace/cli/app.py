@@ -21,8 +21,9 @@ from headrace.errors import HeadraceError
 
 HELP = f"""Push prompts to Redis Streams, read tokens back exactly once.
 
-Every flag is also a variable HEADRACE_<FLAG>. Without --redis-url, commands share an embedded
-Valkey under ~/.local/state/headrace, and generate and run-batch bring a worker of their own.
+Every flag is also a variable, --redis-url as HEADRACE_REDIS_URL. Without it, commands share an
+embedded Valkey under ~/.local/state/headrace, and generate and run-batch bring a worker of their
+own.
 
 {EXIT_CODES_HELP}
 """
