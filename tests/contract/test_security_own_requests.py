@@ -155,6 +155,14 @@ def test_tenants_that_are_made_up_delay_others_for_a_moment_only(
     assert not driver.client.exists(driver.keys.served(5))
 
 
+def test_a_deadline_that_was_removed_is_put_back(mallory: QueueDriver, driver: QueueDriver) -> None:
+    """Any producer may take it out of the list that the sweep goes through."""
+    driver.enqueue("good", tenant=VICTIM, ttl_ms=600_000)
+    mallory.client.zrem(driver.keys.deadlines, f"{VICTIM}:good")
+    driver.janitor()
+    assert driver.client.zscore(driver.keys.deadlines, f"{VICTIM}:good")
+
+
 def test_a_lane_whose_count_was_deleted_is_found_again(
     mallory: QueueDriver, driver: QueueDriver
 ) -> None:

@@ -86,6 +86,9 @@ local function repair_request(q, key)
   local r = load_request(q, tenant, id)
   if not r or is_over(r) then return 0 end
   local is_back = join_lane(q, r.lane, tenant)
+  if r.deadline_ms then
+    redis.call('ZADD', deadlines_key(q), 'NX', r.deadline_ms, reference(tenant, id))
+  end
   if not has_entry(q, r) then
     restore_entry(q, r)
   elseif is_within_reach(q, r) then
