@@ -71,7 +71,8 @@ class GgufFile:
         self._place = 4
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"GGUF version {version} is not known; known: {_VERSIONS}")
-        num_tensors, num_fields = self._number("Q"), self._number("Q")
+        num_tensors: int = self._number("Q")
+        num_fields: int = self._number("Q")
         for _ in range(num_fields):
             key = self._string()
             if key in self.fields:
