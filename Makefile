@@ -19,7 +19,8 @@ MUTANT_ARGS ?=
 BENCH_ARGS ?= --requests 64
 
 # Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Compiled modules are kept, whatever the shell says: a run starts hundreds of Python processes.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
