@@ -62,14 +62,14 @@ MODEL_FAULTS = (
     Fault(
         "query and key not normed",
         _MODEL + "layer.py",
-        "torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)",
+        "torch.cat((norm(query, self.query_norm), norm(key, self.key_norm)), dim=1)",
         "torch.cat((query, key), dim=1)",
         _LOGITS.format("qwen3-cpu-7"),
     ),
     Fault(
         "biases left out",
         _MODEL + "linear.py",
-        "return multiply_packed(x, self._packed, self.bias)",
+        "return multiply_packed(x, self._packed, self._bias)",
         "return multiply_packed(x, self._packed, None)",
         _LOGITS.format("qwen2-cpu-7"),
     ),

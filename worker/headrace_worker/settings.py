@@ -89,7 +89,9 @@ class WorkerSettings(BaseSettings):
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="whose model code runs: auto is native where there is such"
     )
-    quantization: Literal["none"] = Field("none", description="none: weights in dtype")
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="none: weights in dtype; int8: eight bits, on a CPU"
+    )
     attention_backend: str | None = Field(None, description="else the best that is available")
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="context in tokens, prompt and output; else the model's own"

@@ -94,6 +94,7 @@ def engine_settings(settings: WorkerSettings, model: Path, tokenizer: Tokenizer)
         model=str(model),
         model_name=settings.model_name,
         model_impl=settings.model_impl,
+        quantization=settings.quantization,
         dtype=settings.dtype,
         device=settings.device,
         max_model_len=settings.max_model_len,

@@ -40,7 +40,7 @@ def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
     dtype = choose_dtype(settings.dtype, device)
     model = load_model(
         settings.model, dtype=dtype, device=device, model_impl=settings.model_impl
-    ).packed()
+    ).packed(settings.quantization)
     backend = create_backend(
         settings.attention_backend, device, dtype=dtype, head_dim=model.config.head_dim
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headrace_worker.kernels.row_checks import find_differences
+
 
 class KernelMismatch(Exception):
     """A kernel's result differs from torch's; the message names the kernel."""
@@ -12,6 +14,8 @@ class KernelMismatch(Exception):
 def check_kernels() -> None:
     """Run each kind of kernel once against torch; raises KernelMismatch."""
     _check_threads()
+    if differences := ", ".join(find_differences()):
+        raise KernelMismatch(f"kernels compute what torch does not: {differences}")
 
 
 def _check_threads() -> None:

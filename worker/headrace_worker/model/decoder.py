@@ -11,6 +11,7 @@ from headrace_worker.model.layer import DecoderLayer, empty_norm
 from headrace_worker.model.linear import Linear, ProductShape
 from headrace_worker.model.rope import RotaryTable
 from headrace_worker.model.row_counts import RowCounts
+from headrace_worker.model.row_ops import TORCH_ROW_OPS, RowOps, best_row_ops
 
 
 class Decoder:
@@ -31,6 +32,7 @@ class Decoder:
         self.head = Linear(
             self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
         )
+        self.row_ops: RowOps = TORCH_ROW_OPS
         self.rotary = {  # one table for all layers that rotate alike
             spec: RotaryTable(spec, config.max_position_embeddings, dtype, device)
             for spec in dict.fromkeys(config.ropes)
@@ -46,10 +48,11 @@ class Decoder:
         backend.begin(batch)
         rotations = {spec: table.lookup(batch.positions) for spec, table in self.rotary.items()}
         hidden = self.embed(batch.input_ids)
+        delta: torch.Tensor | None = None
         for layer, spec in zip(self.layers, self.config.ropes, strict=True):
             rotation = None if spec is None else rotations[spec]
-            layer.forward(hidden, rotation, batch, backend)
-        return self.norm(hidden)
+            delta = layer.forward(hidden, delta, rotation, batch, backend)
+        return self.row_ops.add_norm(hidden, delta, self.norm)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the first hidden states ``[num_tokens, hidden_size]``."""
@@ -82,18 +85,27 @@ class Decoder:
             named["lm_head.weight"] = self.head.weight
         return named
 
-    def pack(self) -> int:
+    def pack(self, *, is_int8: bool = False) -> int:
         """Lay the filled weights out for the device; ``parameters`` must not be called afterwards.
 
-        Returns the bytes that this takes beyond ``weights_bytes``: the copy of a tied embedding.
+        With ``is_int8`` every projection, the head included, becomes whole numbers of eight bits.
+        Returns the bytes that the weights take beyond ``weights_bytes``; fewer are negative.
         """
-        known: dict[ProductShape, RowCounts] = {}
+        self.row_ops = best_row_ops(self.embedding.dtype, self.embedding.device)
         for layer in self.layers:
-            for linear in layer.linears:
-                linear.pack(known=known)
-        is_tied = self.config.tie_word_embeddings
-        self.head.pack(keep_weight=is_tied, known=known)
-        return self.embedding.nbytes if is_tied and self.head.is_packed else 0
+            layer.row_ops = self.row_ops
+        projections = [linear for layer in self.layers for linear in layer.linears]
+        known: dict[ProductShape, RowCounts] = {}
+        num_more_bytes = 0
+        for linear in (*projections, self.head):
+            num_more_bytes -= linear.nbytes
+            keep_weight = linear is self.head and self.config.tie_word_embeddings
+            if is_int8:
+                linear.quantize(keep_weight=keep_weight)
+            else:
+                linear.pack(keep_weight=keep_weight, known=known)
+            num_more_bytes += linear.nbytes
+        return num_more_bytes
 
     @property
     def weights_bytes(self) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
-from headrace_worker.model.activations import ACTIVATIONS
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.linear import Linear, empty_linear
 from headrace_worker.model.norm import Norm
-from headrace_worker.model.rope import Rotation, rotate
+from headrace_worker.model.rope import Rotation
+from headrace_worker.model.row_ops import TORCH_ROW_OPS, RowOps
 
 
 class DecoderLayer:
@@ -37,23 +37,32 @@ class DecoderLayer:
         self.attention_post_norm = norm(hidden) if config.post_norms else None
         self.feed_forward_norm = norm(hidden)
         self.gate_up = linear(hidden, 2 * inner, config.mlp_bias)
-        self.activation = ACTIVATIONS[config.activation]
         self.down = linear(inner, hidden, config.mlp_bias)
         self.feed_forward_post_norm = norm(hidden) if config.post_norms else None
+        self.row_ops: RowOps = TORCH_ROW_OPS
 
     def forward(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size], updated in place
+        delta: torch.Tensor | None,  # the same shape: what the layer before leaves to add
         rotation: Rotation | None,  # None: this layer does not rotate
         batch: PackedBatch,
         backend: AttentionBackend,
-    ) -> None:
-        """Add this layer's attention, then its feed-forward, to ``hidden``."""
-        attended = self._attend(self.input_norm(hidden), rotation, batch, backend)
-        hidden += _normed(attended, self.attention_post_norm)
-        gate, up = self.gate_up(self.feed_forward_norm(hidden)).chunk(2, dim=-1)
-        fed = self.down(self.activation(gate).mul_(up))
-        hidden += _normed(fed, self.feed_forward_post_norm)
+    ) -> torch.Tensor:
+        """Add this layer's attention to ``hidden``; return what its feed-forward adds.
+
+        Whoever normalizes next adds it, since that is one pass over the rows for both.
+        """
+        ops = self.row_ops
+        normed = ops.add_norm(hidden, delta, self.input_norm)
+        attended = self._attend(normed, rotation, batch, backend)
+        if self.attention_post_norm is not None:
+            attended = ops.norm(attended, self.attention_post_norm)
+        normed = ops.add_norm(hidden, attended, self.feed_forward_norm)
+        fed = self.down(ops.gate(self.gate_up(normed), self.config.activation))
+        if self.feed_forward_post_norm is not None:
+            fed = ops.norm(fed, self.feed_forward_post_norm)
+        return fed
 
     def _attend(
         self,
@@ -68,9 +77,10 @@ class DecoderLayer:
         query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
         if self.query_norm is not None and self.key_norm is not None:
             query, key = query_key[:, :heads], query_key[:, heads:]
-            query_key = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
+            norm = self.row_ops.norm
+            query_key = torch.cat((norm(query, self.query_norm), norm(key, self.key_norm)), dim=1)
         if rotation is not None:
-            query_key = rotate(query_key, rotation)
+            query_key = self.row_ops.rotate(query_key, rotation)
         backend.write_kv(self.index, query_key[:, heads:], value, batch)
         attended = backend.attend(
             query_key[:, :heads],
@@ -122,10 +132,6 @@ def empty_norm(size: int, config: ModelConfig, dtype: torch.dtype, device: torch
     """Allocate a norm that the loader fills."""
     weight = torch.empty(size, dtype=dtype, device=device)
     return Norm(weight, config.rms_norm_eps, is_centred=config.centred_norms)
-
-
-def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    return x if norm is None else norm(x)
 
 
 def _split(block: str, fused: Linear, sizes: dict[str, int]) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from headrace_worker.model.int8 import Int8Product
 from headrace_worker.model.row_counts import RowCounts, multiply_padded
 
 # [out_features, in_features], number format, whether there is a bias
@@ -19,32 +20,29 @@ class Linear:
     Packed, a row's result has the same bits whatever rows share the call.
     """
 
-    __slots__ = ("_packed", "_row_counts", "bias", "weight")
+    __slots__ = ("_product", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight  # [out_features, in_features]; gone once packed
         self.bias = bias  # [out_features]
-        self._packed: torch.Tensor | None = None  # the weight in oneDNN's own layout
-        self._row_counts: RowCounts | None = None  # set together with _packed
+        self._product: PackedProduct | Int8Product | None = None  # None: not packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[num_tokens, out_features]``."""
-        if self._row_counts is None:
+        if self._product is None:
             return functional.linear(x, self.weight, self.bias)
-        parts = self._row_counts.parts(x.shape[0])
-        if len(parts) == 1:
-            return multiply_padded(self._multiply, x, parts[0].num_padded_rows)
-        start, products = 0, []
-        for part in parts:
-            rows = x[start : start + part.num_rows]
-            products.append(multiply_padded(self._multiply, rows, part.num_padded_rows))
-            start += part.num_rows
-        return torch.cat(products)
+        return self._product(x)
 
     @property
     def is_packed(self) -> bool:
         """Whether oneDNN has the weight in its own layout."""
-        return self._packed is not None
+        return self._product is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight as it is now, in whatever form; a kept one counts as well."""
+        kept = self.weight.nbytes if hasattr(self, "weight") else 0
+        return kept + (0 if self._product is None else self._product.nbytes)
 
     def pack(
         self, *, keep_weight: bool = False, known: dict[ProductShape, RowCounts] | None = None
@@ -56,18 +54,52 @@ class Linear:
         """
         if self.weight.device.type != "cpu" or not can_pack(self.weight.dtype):
             return
-        packed = self._packed = pack_weight(self.weight)
-        # Probed with a bias of zeros: a real one would drown what tells two kernels apart.
-        zeros = None if self.bias is None else torch.zeros_like(self.bias)
-        shape = (*self.weight.shape, self.weight.dtype, self.bias is not None)
-        counts = RowCounts(lambda x: multiply_packed(x, packed, zeros), self.weight)
-        self._row_counts = counts if known is None else known.setdefault(shape, counts)
+        self._product = PackedProduct(self.weight, self.bias, {} if known is None else known)
         if not keep_weight:
             del self.weight
 
+    def quantize(self, *, keep_weight: bool = False) -> None:
+        """Turn the filled weight into eight bits; only where ``can_multiply_int8``."""
+        self._product = Int8Product(self.weight, self.bias)
+        if not keep_weight:
+            del self.weight
+
+
+class PackedProduct:
+    """The product of a weight in oneDNN's layout, at row counts that all have the same bits."""
+
+    __slots__ = ("_bias", "_packed", "_row_counts", "nbytes")
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        known: dict[ProductShape, RowCounts],
+    ) -> None:
+        packed = self._packed = pack_weight(weight)
+        self._bias = bias
+        self.nbytes = weight.nbytes
+        shape = (*weight.shape, weight.dtype, bias is not None)
+        if shape not in known:
+            # Probed with a bias of zeros: a real one would drown what tells two kernels apart.
+            zeros = None if bias is None else torch.zeros_like(bias)
+            known[shape] = RowCounts(lambda x: multiply_packed(x, packed, zeros), weight)
+        self._row_counts = known[shape]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[num_tokens, out_features]``."""
+        parts = self._row_counts.parts(x.shape[0])
+        if len(parts) == 1:
+            return multiply_padded(self._multiply, x, parts[0].num_padded_rows)
+        start, products = 0, []
+        for part in parts:
+            rows = x[start : start + part.num_rows]
+            products.append(multiply_padded(self._multiply, rows, part.num_padded_rows))
+            start += part.num_rows
+        return torch.cat(products)
+
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
-        assert self._packed is not None
-        return multiply_packed(x, self._packed, self.bias)
+        return multiply_packed(x, self._packed, self._bias)
 
 
 @cache

@@ -17,6 +17,7 @@ from headrace_worker.model.config import (
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.gguf import GgufModel
+from headrace_worker.model.int8 import can_multiply_int8
 from headrace_worker.model.safetensors_reader import SafetensorsReader
 from headrace_worker.model.source import locate_model
 from headrace_worker.model.weights import TensorSource, fill, resolve_tying
@@ -24,6 +25,7 @@ from headrace_worker.model.weights import TensorSource, fill, resolve_tying
 if TYPE_CHECKING:  # it brings transformers' models, which most workers never need
     from headrace_worker.model.external import ExternalConfig, ExternalDecoder
 
+QUANTIZATIONS = ("none", "int8")
 MODEL_IMPLS = ("auto", "native", "transformers")
 _DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
@@ -40,9 +42,28 @@ class LoadedModel:
     decoder: Decoder | ExternalDecoder
     weights_bytes: int  # W of the memory equation
 
-    def packed(self) -> LoadedModel:
-        """Lay the weights out for speed, in place; ``decoder.parameters`` is over."""
-        return replace(self, weights_bytes=self.weights_bytes + self.decoder.pack())
+    def packed(self, quantization: str = "none") -> LoadedModel:
+        """Lay the weights out for speed, in place; ``decoder.parameters`` is over.
+
+        Raises:
+            ModelLoadError: ``quantization`` is not for this model, device or CPU.
+        """
+        if quantization == "none":
+            return replace(self, weights_bytes=self.weights_bytes + self.decoder.pack())
+        if quantization not in QUANTIZATIONS:
+            known = ", ".join(QUANTIZATIONS)
+            raise ModelLoadError(f"unknown quantization {quantization!r}; known: {known}")
+        if not isinstance(self.decoder, Decoder):
+            raise ModelLoadError(f"quantization {quantization!r} is for model_impl 'native' only")
+        weight = self.decoder.embedding
+        if weight.device.type != "cpu":
+            raise ModelLoadError(
+                f"quantization {quantization!r} runs on a CPU, not {weight.device}"
+            )
+        if not can_multiply_int8(weight.dtype):
+            raise ModelLoadError(f"quantization {quantization!r}: this CPU or torch is not exact")
+        num_bytes = self.weights_bytes + self.decoder.pack(is_int8=True)
+        return replace(self, weights_bytes=num_bytes)
 
 
 def load_model(

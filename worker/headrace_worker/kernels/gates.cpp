@@ -1,0 +1,58 @@
+// Gated activations of the feed-forward layer: silu or gelu of one half of a row, times the other.
+
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <type_traits>
+
+#include "rows.h"
+
+namespace headrace {
+namespace {
+
+Floats silu(const Floats& x) { return x / (Floats(1.0f) + x.neg().exp()); }
+
+Floats gelu_tanh(const Floats& x) {
+  const Floats factor(static_cast<float>(M_SQRT2 * M_2_SQRTPI * 0.5));
+  const Floats inner = factor * (x + Floats(0.044715f) * (x * x * x));
+  return Floats(0.5f) * x * (Floats(1.0f) + inner.tanh());
+}
+
+template <typename T, typename Activate>
+void gate_row(const T* gate, const T* up, T* out, int64_t size, const Activate& activate) {
+  for_each_vector<T>(size, [&](int64_t start, int64_t count) {
+    const auto wide = Wide<T>::load(gate + start, count);
+    const auto factor = Wide<T>::load(up + start, count);
+    const auto active = Wide<T>::round(map_parts<T>([&](int i) { return activate(wide[i]); }));
+    Wide<T>::store(out + start, map_parts<T>([&](int i) { return active[i] * factor[i]; }), count);
+  });
+}
+
+template <typename Activate>
+at::Tensor gate_rows(const at::Tensor& gate_up, const Activate& activate) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % 2 == 0);
+  const int64_t size = gate_up.size(1) / 2;
+  at::Tensor out = at::empty({gate_up.size(0), size}, gate_up.options());
+  with_type_of(gate_up, [&](auto* of_type) {
+    using T = std::remove_pointer_t<decltype(of_type)>;
+    const T* from = gate_up.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    for_each_row(gate_up.size(0), size, [&](int64_t row) {
+      const T* gate = from + row * 2 * size;
+      gate_row(gate, gate + size, to + row * size, size, activate);
+    });
+  });
+  return out;
+}
+
+}  // namespace
+
+at::Tensor silu_mul(const at::Tensor& gate_up) {
+  return gate_rows(gate_up, [](const Floats& x) { return silu(x); });
+}
+
+at::Tensor gelu_tanh_mul(const at::Tensor& gate_up) {
+  return gate_rows(gate_up, [](const Floats& x) { return gelu_tanh(x); });
+}
+
+}  // namespace headrace

@@ -1,0 +1,58 @@
+// Rotary positions, in place: dimension i of a head turns with dimension i + rotary_dim / 2.
+
+#include <type_traits>
+
+#include "rows.h"
+
+namespace headrace {
+namespace {
+
+// Each product is rounded before the sum, as where they are tensors of their own.
+template <typename T>
+typename Wide<T>::Parts turn(const typename Wide<T>::Parts& own,
+                             const typename Wide<T>::Parts& partner, const T* cos,
+                             const T* signed_sin, int64_t count) {
+  const auto cosine = Wide<T>::load(cos, count);
+  const auto sine = Wide<T>::load(signed_sin, count);
+  const auto left = Wide<T>::round(map_parts<T>([&](int i) { return own[i] * cosine[i]; }));
+  const auto right = Wide<T>::round(map_parts<T>([&](int i) { return partner[i] * sine[i]; }));
+  return map_parts<T>([&](int i) { return left[i] + right[i]; });
+}
+
+template <typename T>
+void rotate_head(T* head, const T* cos, const T* signed_sin, int64_t half) {
+  for_each_vector<T>(half, [&](int64_t start, int64_t count) {
+    T* low = head + start;
+    T* high = low + half;
+    const auto first = Wide<T>::load(low, count);
+    const auto second = Wide<T>::load(high, count);
+    Wide<T>::store(low, turn<T>(first, second, cos + start, signed_sin + start, count), count);
+    const T* cos_high = cos + half + start;
+    Wide<T>::store(high, turn<T>(second, first, cos_high, signed_sin + half + start, count), count);
+  });
+}
+
+}  // namespace
+
+void rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& signed_sin) {
+  const int64_t rotary_dim = cos.size(-1);
+  TORCH_CHECK(heads.dim() == 3 && heads.stride(2) == 1 && rotary_dim <= heads.size(2));
+  TORCH_CHECK(cos.is_contiguous() && cos.numel() == heads.size(0) * rotary_dim);
+  TORCH_CHECK(signed_sin.is_contiguous() && signed_sin.sizes() == cos.sizes());
+  TORCH_CHECK(cos.scalar_type() == heads.scalar_type());
+  TORCH_CHECK(signed_sin.scalar_type() == heads.scalar_type());
+  with_type_of(heads, [&](auto* of_type) {
+    using T = std::remove_pointer_t<decltype(of_type)>;
+    T* first = heads.mutable_data_ptr<T>();
+    const T* cosines = cos.const_data_ptr<T>();
+    const T* sines = signed_sin.const_data_ptr<T>();
+    for_each_row(heads.size(0), heads.size(1) * rotary_dim, [&](int64_t row) {
+      for (int64_t head = 0; head < heads.size(1); ++head) {
+        rotate_head(first + row * heads.stride(0) + head * heads.stride(1),
+                    cosines + row * rotary_dim, sines + row * rotary_dim, rotary_dim / 2);
+      }
+    });
+  });
+}
+
+}  // namespace headrace

@@ -1,0 +1,102 @@
+"""A projection in eight bits: whole numbers are multiplied, so no product rounds by its company.
+
+Weights have one scale an output, activations one scale a row, found anew for each row (Dettmers et
+al., 2022, call it vector-wise quantization). Sums of whole numbers are exact in any order: a row
+has the same bits in every batch, on every number of threads and on every kernel.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from headrace_worker.kernels import kernels_are_loaded
+
+_LARGEST = 127  # both signs alike
+
+
+class Int8Product:
+    """``x @ weight.T + bias`` for packed rows ``[num_tokens, in_features]``, about."""
+
+    __slots__ = ("_bias", "_scales", "_weight", "_zeros", "nbytes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        numbers, self._scales = quantize_rows(weight)  # [out, in], [out] float32
+        self._weight = torch.ops.onednn.qlinear_prepack(numbers, None)  # oneDNN's own layout
+        self._zeros = torch.zeros(len(weight), dtype=torch.int32)  # [out], where zero lies
+        self._bias = bias  # [out]
+        self.nbytes = numbers.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[num_tokens, out_features]`` in the dtype of ``x``."""
+        if kernels_are_loaded():
+            numbers, scales = torch.ops.headrace.quantize_rows(x)
+        else:
+            numbers, scales = quantize_rows(x)
+        product = multiply_int8(numbers, self._weight, self._scales, self._zeros, x.dtype)
+        if kernels_are_loaded():
+            torch.ops.headrace.scale_rows(product, scales, self._bias)
+            return product
+        return scale_rows(product, scales, self._bias)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 numbers like ``x [num_rows, size]`` and float32 scales, ``[num_rows]``.
+
+    A row that is not finite gets a scale that is not a number, and so does whatever comes of it.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1)  # [num_rows]
+    is_usable = torch.isfinite(largest) & (largest > 0)
+    inverse = torch.where(is_usable, _LARGEST / largest, 0.0)
+    scaled = torch.where(is_usable[:, None], wide * inverse[:, None], 0.0).round_()
+    scales = torch.where(torch.isfinite(largest), largest / _LARGEST, torch.nan)
+    return scaled.clamp_(-_LARGEST, _LARGEST).to(torch.int8), scales
+
+
+def multiply_int8(
+    numbers: torch.Tensor,  # [num_rows, in] int8
+    weight: torch.Tensor,  # [out, in], packed
+    scales: torch.Tensor,  # [out] float32
+    zeros: torch.Tensor,  # [out] int32
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the product, times the weight's scales, ``[num_rows, out]`` in ``dtype``."""
+    product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        numbers, 1.0, 0, weight, scales, zeros, None, 1.0, 0, dtype, "none", [], ""
+    )
+    return product
+
+
+def scale_rows(
+    product: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ``product * scales + bias``, by row, rounded once."""
+    scaled = product.float() * scales[:, None]
+    return (scaled if bias is None else scaled + bias.float()).to(product.dtype)
+
+
+@cache
+def can_multiply_int8(dtype: torch.dtype) -> bool:
+    """Whether this torch and CPU multiply whole numbers exactly, few rows and many.
+
+    The operators are torch's own but not public. And a CPU without VNNI adds two products in
+    sixteen bits, where the largest do not fit; so full numbers of one sign are tried, too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-_LARGEST, _LARGEST + 1, (48, 96), generator=generator)
+    rows = torch.randint(-_LARGEST, _LARGEST + 1, (80, 96), generator=generator)
+    weight[0], rows[0] = _LARGEST, _LARGEST
+    wanted = (rows @ weight.T).to(torch.float32).to(dtype)
+    try:
+        packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+        ones, zeros = torch.ones(48), torch.zeros(48, dtype=torch.int32)
+        return all(
+            torch.equal(
+                multiply_int8(rows[:n].to(torch.int8), packed, ones, zeros, dtype), wanted[:n]
+            )
+            for n in (1, 2, 17, 64, 80)
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return False
