@@ -15,6 +15,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from headrace_worker.kernels_triton import gates, norms, rotary
 from headrace_worker.kernels_triton.paged_attention import attend_step, merge_parts
 from headrace_worker.kernels_triton.shape import AttentionShape
 
@@ -47,7 +48,10 @@ class Target:
 def main(capability: int, *names: str) -> dict[str, int]:
     """Return the shared memory of each kernel in bytes; raises what the compiler raises."""
     driver.set_active(Target(capability))
-    return {name: _compile_attention(SHAPES[name]) for name in names}
+    return {
+        name: _compile_rows() if name == "rows" else _compile_attention(SHAPES[name])
+        for name in names
+    }
 
 
 def _compile_attention(shape: AttentionShape) -> int:
@@ -63,9 +67,31 @@ def _compile_attention(shape: AttentionShape) -> int:
     merge: Any = merge_parts.warmup(
         values, results, results, table, table, 5, 3, shape, num_warps=4, grid=(1, 1)
     )
-    assert "cubin" in step.asm
-    assert "cubin" in merge.asm
-    return max(int(kernel.metadata.shared) for kernel in (step, merge))
+    return _shared_bytes(step, merge)
+
+
+def _compile_rows() -> int:
+    """Compile the elementwise kernels for Llama 3's sizes."""
+    x = torch.empty(64, dtype=torch.bfloat16)
+    slots = torch.empty(64, dtype=torch.int64)
+    norm = norms._norm_row.warmup(
+        x, x, x, x, 1e-5, 4096, 0, 4096, HEADS=1, SIZE=4096, BLOCK=4096, HAS_DELTA=True,
+        IS_CENTRED=False, grid=(1,),
+    )  # fmt: skip
+    gate = gates._gate_row.warmup(x, x, 28672, SIZE=14336, BLOCK=1024, IS_SILU=True, grid=(1, 1))
+    heads = {"HEAD_BLOCK": 64, "HALF": 64, "HALF_BLOCK": 64, "grid": (1,)}
+    rotate = rotary._rotate_token.warmup(x, x, x, 6144, 128, HEADS=40, **heads)
+    store = rotary._rotate_and_store_token.warmup(
+        x, x, x, x, x, slots, 6144, 128, QUERY_HEADS=32, KV_HEADS=8, KV_BLOCK=8, HEAD_DIM=128,
+        DIM_BLOCK=128, **heads,
+    )  # fmt: skip
+    return _shared_bytes(norm, gate, rotate, store)
+
+
+def _shared_bytes(*kernels: Any) -> int:
+    """Return what the largest takes of an assembled set."""
+    assert all("cubin" in kernel.asm for kernel in kernels)
+    return max(int(kernel.metadata.shared) for kernel in kernels)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_a_cache_it_cannot_use_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "names"),
-    [(80, ("llama", "gemma")), (90, ("llama",)), (120, ("smollm",))],
+    [(80, ("llama", "gemma")), (90, ("llama", "rows")), (120, ("smollm",))],
 )
 def test_the_kernels_compile_for_gpus(capability: int, names: tuple[str, ...]) -> None:
     """Ampere, Hopper and Blackwell: they assemble, and fit the smallest GPU of each generation."""
