@@ -22,11 +22,12 @@ from support.chaos_checkers import (
     check_streams,
     check_views,
 )
+from support.chaos_clients import Clients
 from support.chaos_history import Outcome
 from support.chaos_redis_faults import RECOVERY_S, seconds_to_next_token
 from support.chaos_stand import Stand
 from support.chaos_worker_faults import check_everything, kill_points
-from support.queue_driver import TENANT
+from support.queue_driver import TENANT, QueueDriver
 from support.servers import Server
 from support.streams import Asked, wait_for_ends
 
@@ -46,16 +47,18 @@ def cut_power(stand: Stand) -> None:
             stand.wait_for_tokens(tokens)
             cuts.append(forget_a_second(stand))
     known = acknowledged(asked, stand.history)
-    lost = [request for request in known if is_unknown(stand, request)]
+    lost = [request for request in known if is_unknown(stand.driver, request)]
     kept = [request for request in known if request not in lost]
     stand.result.measure("power cuts", len(cuts))
     stand.result.measure("acknowledged", len(known))
     stand.result.measure("of these gone", len(lost))
     early_s = max((seconds_too_early(stand, request, cuts) for request in lost), default=0.0)
     stand.result.measure("unsynced, s", max(cut_s - kept_s for kept_s, cut_s in cuts))
-    stand.result.time("longest that one was acknowledged before that", early_s, at_most_s=SAMPLING_S)
-    untold = [r.request_id for r in lost if not is_told(stand, r)]
+    stand.result.time("acknowledged before that and gone", early_s, at_most_s=SAMPLING_S)
+    untold = [r.request_id for r in lost if not is_told(stand.clients, r)]
     stand.result.measure("of these untold", len(untold), at_most=0)
+    rolled_back = len(stand.events("stream.rolled_back"))
+    stand.result.measure("streams rolled back and written again", rolled_back)
     wait_for_ends(stand.driver, *kept, timeout_s=60)
     check_streams(stand.driver, kept, stand.result)
     check_views(stand.clients, kept, stand.result)
@@ -117,15 +120,14 @@ def refuses_writes(server: Server) -> bool:
     return False
 
 
-def is_unknown(stand: Stand, request: Asked) -> bool:
+def is_unknown(driver: QueueDriver, request: Asked) -> bool:
     """Whether the queue has never heard of a request, as far as it remembers."""
-    key = stand.keys.request(TENANT, request.request_id)
-    return not stand.driver.client.exists(key)
+    return not driver.client.exists(driver.keys.request(TENANT, request.request_id))
 
 
-def is_told(stand: Stand, request: Asked) -> bool:
+def is_told(clients: Clients, request: Asked) -> bool:
     """Whether both readers came to an end: the answer's, or that it is lost."""
-    views = (stand.clients.calm[request.request_id], stand.clients.restless[request.request_id])
+    views = (clients.calm[request.request_id], clients.restless[request.request_id])
     return all(view.end is not None or view.error for view in views)
 
 

@@ -94,7 +94,8 @@ def have_ended(stand: Stand, number: int) -> bool:
 def longest_turn_s(stand: Stand) -> float:
     """Return the longest time that an answer took from its admission to its end, as logged."""
     finished = stand.events("request.finished")
-    return max(event["e2e_s"] - event["queue_s"] for event in finished)
+    turns_s: list[float] = [event["e2e_s"] - event["queue_s"] for event in finished]
+    return max(turns_s)
 
 
 def seconds_to_first_token(stand: Stand, clients: Clients, asked: Asked) -> float:

@@ -9,6 +9,7 @@ from support.chaos_ask_faults import (
     sleep_while_reading,
 )
 from support.chaos_disk_faults import ONE_FILE, cut_power, fill_disk
+from support.chaos_failover import fail_over
 from support.chaos_fault import Fault
 from support.chaos_network_faults import (
     lose_replies,
@@ -153,6 +154,15 @@ FAULTS = (
         short=Size(30, rounds=1, seconds=0.5, slack=SLACK),
         full=Size(1_000, rounds=10, seconds=5),
         server=ONE_FILE,
+    ),
+    Fault(
+        "failover",
+        "SIGKILL of the master under three Sentinels, two replicas follow it",
+        "gone is nothing that a producer saw replicated, who asked is told, the rest is exact",
+        fail_over,
+        short=Size(60, rounds=1, slack=SLACK),
+        full=Size(2_000, rounds=10),
+        tested_by="tests/integration/test_sentinel.py::test_streams_go_on_through_failovers",
     ),
     Fault(
         "partition-worker",
