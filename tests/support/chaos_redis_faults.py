@@ -16,7 +16,6 @@ from support.chaos_checkers import (
 from support.chaos_stand import Stand
 from support.chaos_worker_faults import check_everything, kill_points
 from support.streams import Asked, check_stream, enqueue, wait_for_ends
-from support.workers import WorkerProcess
 
 EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
 RECOVERY_S = 5.0
@@ -66,13 +65,15 @@ def stop_redis_for_long(stand: Stand) -> None:
     worker = stand.start_worker()
     with stand.load(asked):
         stand.wait_for_tokens(kill_points(stand, asked)[0])
-        before = memory_mib(worker)
+        before = memory_mib(worker.child.pid)
         stand.history.note("stop redis", seconds=stand.size.seconds)
         stand.server.kill()
         stand.wait_for_s(stand.size.seconds)
         stand.server.start()
         recovered_s = seconds_to_next_token(stand)
-    stand.result.measure("worker has grown by, MiB", memory_mib(worker) - before, at_most=64)
+    stand.result.measure(
+        "worker has grown by, MiB", memory_mib(worker.child.pid) - before, at_most=64
+    )
     stand.result.time("recovery", recovered_s, at_most_s=RECOVERY_S)
     stand.result.measure("workers lost", int(worker.child.poll() is not None), at_most=0)
     check_everything(stand, asked)
@@ -128,9 +129,9 @@ def restart(stand: Stand, *, gently: bool = False) -> float:
     return time.monotonic() - started_s
 
 
-def memory_mib(worker: WorkerProcess) -> float:
-    """Return the resident memory of a worker without its engine."""
-    pages = int(Path(f"/proc/{worker.child.pid}/statm").read_text().split()[1])
+def memory_mib(pid: int) -> float:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -52,6 +53,8 @@ def run_all(faults: Sequence[Fault], options: argparse.Namespace, console: Conso
                 console.print(f"{fault.name}: no time left, not run", highlight=False)
                 continue
             size = fault.full.scaled(options.scale, least=fault.short)
+            if options.seconds is not None:
+                size = replace(size, seconds=options.seconds)
             keep = options.keep and options.keep / f"{fault.name}-{kind}"
             console.print(f"{fault.name} on {kind}, seed {options.seed} …", highlight=False)
             result = run_fault(fault, size, seed=options.seed, kind=kind, keep=keep)
@@ -70,6 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=names, help="this fault; repeatable")
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="of every schedule")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full size")
+    parser.add_argument("--seconds", type=float, help="that a fault lasts which lasts, or the soak")
     parser.add_argument("--minutes", type=float, help="begin no fault after so long")
     parser.add_argument("--server", action="append", choices=KINDS, help="valkey; repeatable")
     parser.add_argument("--out", type=Path, default=Path("build"), help="folder of the report")

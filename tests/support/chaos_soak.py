@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from support.chaos_checkers import acknowledged
 from support.chaos_redis_faults import memory_mib, wait_until_drained
 from support.chaos_stand import Stand
 from support.chaos_worker_faults import check_everything, kill_one
+from support.servers import free_port
 from support.streams import Asked
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually
@@ -20,17 +22,25 @@ from support.workers import LEASE_S, WorkerProcess
 
 BATCH = 40  # requests between two faults
 TOLERANCE = 1.05
-NOISE = 3.0  # MiB that allocators keep for themselves; workers not yet forgotten
 POOL = 64  # connections that a pool keeps from its busiest moment
+NOISE = {  # beside the tolerance: what allocators keep for themselves, workers not yet forgotten
+    "keys": 3,
+    "live workers": 3,
+    "Redis, MiB": 3,
+    "worker, MiB": 3,
+    "its engine, MiB": 3,
+    "files of the worker": POOL,
+    "files of the clients": POOL,
+}
 
 
 def soak(stand: Stand) -> None:
     """Kill, freeze, reset and cut replies by draw; measure before and after, at rest."""
-    proxy = stand.proxy()
-    survivor = stand.start_worker(url=proxy.url)
+    proxy, port = stand.proxy(), free_port()
+    survivor = stand.start_worker("--metrics-port", str(port), url=proxy.url)
     stand.start_worker()
     warm = run_batch(stand, "warm")
-    before = at_rest(stand, survivor, warm)
+    before = at_rest(stand, survivor, port, warm)
     until_s, number = stand.history.now_s + stand.size.seconds, 0
     while stand.history.now_s < until_s:
         name = f"s{number}-"
@@ -39,10 +49,10 @@ def soak(stand: Stand) -> None:
             disturb(stand, proxy, survivor)
         number += 1
         check_and_forget(stand, asked)
-    after = at_rest(stand, survivor, [])
+    after = at_rest(stand, survivor, port, [])
     stand.result.measure("batches of 40", number, at_least=1)
     for what, value in after.items():
-        most = before[what] * TOLERANCE + (POOL if what.startswith("files") else NOISE)
+        most = before[what] * TOLERANCE + NOISE.get(what, 0)
         stand.result.measure(f"{what}, from {before[what]:.4g}", value, at_most=most)
 
 
@@ -87,21 +97,43 @@ def check_and_forget(stand: Stand, asked: Sequence[Asked]) -> None:
     stand.history.operations.clear()
 
 
-def at_rest(stand: Stand, survivor: WorkerProcess, warm: Sequence[Asked]) -> dict[str, float]:
-    """Measure what could leak: keys, consumers, connections, memory, open files."""
+def at_rest(
+    stand: Stand, survivor: WorkerProcess, port: int, warm: Sequence[Asked]
+) -> dict[str, float]:
+    """Measure what could leak: keys, streams, consumers, memory, open files, KV blocks."""
     if warm:
         check_and_forget(stand, warm)
     client: Any = stand.driver.client
     eventually(partial(is_quiet, stand), timeout_s=30)
     info = {**client.info("memory"), **client.info("clients")}
+    streams = list(client.scan_iter(f"{stand.keys.base}:*", count=1000, _type="stream"))
+    groups = [group for key in streams for group in client.xinfo_groups(key)]
     return {
         "keys": client.dbsize(),
+        "streams": len(streams),
+        "consumers": sum(group["consumers"] for group in groups),
+        "pending entries": sum(group["pending"] for group in groups),
         "live workers": client.zcard(stand.keys.workers),
         "Redis, MiB": info["used_memory_dataset"] / 2**20,
-        "worker, MiB": memory_mib(survivor),
+        "worker, MiB": memory_mib(survivor.child.pid),
+        "its engine, MiB": sum(memory_mib(pid) for pid in children_of(survivor.child.pid)),
+        "KV blocks in use, %": 100 * metric(port, "kv_cache_usage_perc"),
         "files of the worker": len(os.listdir(f"/proc/{survivor.child.pid}/fd")),
         "files of the clients": len(list(Path("/proc/self/fd").iterdir())),
     }
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def metric(port: int, name: str) -> float:
+    """Return a gauge of a worker."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    (line,) = (line for line in lines if not line.startswith("#") and name in line)
+    return float(line.split()[-1])
 
 
 def is_quiet(stand: Stand) -> bool:
