@@ -92,9 +92,9 @@ def claim(
     that requests of sooner ones would find if all of that priority and later gave way.
     """
     room = (free_seqs, free_tokens, total_tokens)
-    beyond = (number for left in if_displaced for number in left)
-    args = (worker_id, nonce, *room, lease_ms, max_strikes, *beyond)
-    return Call("claim", keys.base, args, parsing.parse_claim)
+    args: list[Arg] = [worker_id, nonce, *room, lease_ms, max_strikes]
+    args += (number for left in if_displaced for number in left)
+    return Call("claim", keys.base, tuple(args), parsing.parse_claim)
 
 
 def emit(keys: Keys, *, worker_id: str, items: Sequence[EmitItem]) -> Call[tuple[EmitReply, ...]]:
