@@ -93,7 +93,7 @@ async def test_calls_behind_a_hanging_one_do_not_wait_for_each_other(
         waited_s = time.monotonic() - started_s
         frozen.resume()
     assert {type(outcome) for outcome in outcomes} == {TransportError}
-    assert waited_s < 2 * COMMAND_TIMEOUT_S
+    assert waited_s < 6 * COMMAND_TIMEOUT_S  # one by one it would be twelve
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -108,7 +108,7 @@ async def test_many_answers_do_not_stretch_a_timeout(
             started_s = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 await stream.read()
-            assert time.monotonic() - started_s < 3.0
+            assert time.monotonic() - started_s < 5.0
             frozen.resume()
         await client.cancel(stream.request_id)
 

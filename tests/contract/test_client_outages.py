@@ -90,7 +90,7 @@ async def test_absent_redis_is_reported_in_time(connect: Connect, tmp_path: obje
     with pytest.raises(TransportError) as caught:
         await client.submit("Hi")
     assert caught.value.__cause__ is not None
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 10.0
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -104,7 +104,7 @@ async def test_silent_network_ends_by_the_timeout(
         proxy.is_silent = True
         with pytest.raises(RequestTimeout):
             await stream.read()
-    assert time.monotonic() - began_s < 8.0
+    assert time.monotonic() - began_s < 20.0
     assert driver.status().state is RequestState.QUEUED
 
 
@@ -117,7 +117,7 @@ async def test_wrong_password_is_an_error_not_a_wait(
     began_s = time.monotonic()
     with pytest.raises(TransportError):
         await stranger.submit("Hi")
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 10.0
     client.acl_deluser("stranger")
 
 

@@ -160,7 +160,7 @@ async def _timeout_of(any_client: AnyClient, timeout: Timeout) -> RequestTimeout
     with pytest.raises(RequestTimeout) as caught:
         async with any_client.attach("r1", timeout=timeout) as stream:
             await stream.read()
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 10.0
     return caught.value
 
 

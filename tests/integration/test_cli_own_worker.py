@@ -84,7 +84,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
     home.close()
-    eventually(lambda: home.is_quiet, timeout_s=20)
+    eventually(lambda: home.is_quiet, timeout_s=60)
 
 
 def slow(step_s: float) -> str:
@@ -97,7 +97,7 @@ def test_generate_brings_a_server_and_a_worker(home: Home) -> None:
     first = home.call("generate", "Hi", *GREEDY, "--max-tokens", "8")
     assert (first.code, first.out != "\n") == (0, True), first.err
     assert "8 tokens after 2" in first.err
-    eventually(lambda: home.is_quiet, timeout_s=20)
+    eventually(lambda: home.is_quiet, timeout_s=60)
     assert home.call("generate", "Hi", *GREEDY, "--max-tokens", "8").out == first.out
 
 
@@ -135,7 +135,7 @@ def test_a_killed_command_leaves_nothing_running(home: Home) -> None:
     assert process.stdout.read(1)
     process.kill()
     process.communicate(timeout=20)
-    eventually(lambda: home.is_quiet, timeout_s=20)
+    eventually(lambda: home.is_quiet, timeout_s=60)
     assert home.call("generate", "Ho", *GREEDY, "--max-tokens", "4").code == 0
 
 

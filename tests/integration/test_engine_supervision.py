@@ -135,10 +135,10 @@ async def test_a_hung_engine_is_replaced() -> None:
 
 async def test_idle_and_paused_engines_are_alive() -> None:
     """Without steps, pongs show that the loop turns, for much longer than the limit."""
-    async with supervised(Listening(hang_limit_s=0.2)) as listening:
+    async with supervised(Listening(hang_limit_s=0.5)) as listening:
         listening.supervisor.send(SetPaused(True))
         listening.add(5, 6, 7)
-        await asyncio.sleep(0.6)  # what is shown is that nothing happens
+        await asyncio.sleep(1.2)  # what is shown is that nothing happens
         assert listening.watch.is_alive(time.monotonic())
         assert listening.deaths == []
         listening.supervisor.send(SetPaused(False))
@@ -168,7 +168,7 @@ async def test_no_child_is_left_behind() -> None:
         assert bridge is not None
         pid = bridge._process.pid
         started = time.monotonic()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
         pytest.fail(f"engine {pid} still runs")

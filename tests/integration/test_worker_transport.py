@@ -51,7 +51,7 @@ async def test_an_enqueue_wakes_whoever_waits(
     waiting = asyncio.create_task(remote.wait_for_work(cursor, timeout_s=10))
     await asyncio.sleep(0)
     await asyncio.to_thread(driver.enqueue)
-    await asyncio.wait_for(waiting, 2)
+    await asyncio.wait_for(waiting, 5)
 
 
 @ON_VALKEY

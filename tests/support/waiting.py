@@ -1,4 +1,7 @@
-"""Waiting for a condition with a deadline, instead of sleeping for a guessed time."""
+"""Waiting for a condition with a deadline, instead of sleeping for a guessed time.
+
+A deadline that is kept costs nothing, so it is long enough for a machine that is busy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ T = TypeVar("T")
 POLL_S = 0.005
 
 
-def eventually(condition: Callable[[], T], *, timeout_s: float = 5.0) -> T:
+def eventually(condition: Callable[[], T], *, timeout_s: float = 30.0) -> T:
     """Return the condition's first true value; raises AssertionError when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -22,7 +25,7 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 5.0) -> T:
     return value
 
 
-async def eventually_async(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 5.0) -> T:
+async def eventually_async(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 30.0) -> T:
     """Do what ``eventually`` does, for a condition that has to be awaited."""
     deadline = time.monotonic() + timeout_s
     while not (value := await condition()):

@@ -39,7 +39,7 @@ class WorkerProcess:
         events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [event for event in events if name in (None, event["event"])]
 
-    def wait_for(self, name: str, count: int = 1, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+    def wait_for(self, name: str, count: int = 1, timeout_s: float = 30.0) -> list[dict[str, Any]]:
         """Return the events of a name once there are so many."""
 
         def found() -> list[dict[str, Any]] | None:
@@ -66,7 +66,7 @@ class WorkerProcess:
         self.child.kill()
         self.child.wait()
 
-    def wait(self, timeout_s: float = 10.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         """Return its exit status."""
         try:
             return self.child.wait(timeout_s)
