@@ -126,9 +126,13 @@ _PARTS = (
     "tokens",
     "leases",
     "control",
+    "books",
     "upkeep",
     "dead_letters",
 )
+
+# Files that no other uses the names of; Lua takes 200 names outside of blocks, and no more.
+_LEAVES = frozenset({"claim", "tokens", "control", "upkeep", "dead_letters"})
 
 # Redis says "not now" in these words; the request is as good as before, and the caller tries later.
 _NOT_NOW = (
@@ -185,8 +189,12 @@ def load_library_sync(redis: redis.Redis) -> None:
 
 def library_code() -> str:
     """Return the library: the Lua files of this package, joined in order."""
-    folder = resources.files("headrace") / "lua"
-    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in _PARTS)
+    return "\n".join(_code_of(part) for part in _PARTS)
+
+
+def _code_of(part: str) -> str:
+    code = (resources.files("headrace") / "lua" / f"{part}.lua").read_text("utf-8")
+    return f"do\n{code}\nend" if part in _LEAVES else code
 
 
 def _send(redis: Any, call: Call[T]) -> Any:

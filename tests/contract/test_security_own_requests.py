@@ -163,12 +163,23 @@ def test_a_deadline_that_was_removed_is_put_back(mallory: QueueDriver, driver: Q
     assert driver.client.zscore(driver.keys.deadlines, f"{VICTIM}:good")
 
 
-def test_a_lane_whose_count_was_deleted_is_found_again(
-    mallory: QueueDriver, driver: QueueDriver
+@pytest.mark.parametrize("value", [None, "x", "-7", "0", "7", "9" * 13])
+def test_wrong_counts_are_put_right(
+    mallory: QueueDriver, driver: QueueDriver, value: str | None
 ) -> None:
-    """Without it nobody looks into the lane; the janitor puts back what its tenants have."""
+    """A lane without a count is never looked into; the janitor counts what is in it."""
     driver.enqueue("good", tenant=VICTIM)
-    mallory.client.hdel(driver.keys.stats, "queued:5", "queued")
+    driver.enqueue("runs", tenant=VICTIM, priority=0)
+    driver.grant()
+    before = driver.depth()
+    for what in ("queued", "running"):
+        for field in (what, f"{what}:5", f"{what}:5:{VICTIM}", f"{what}:3:ghost"):
+            mallory.client.hdel(driver.keys.stats, field)
+            if value is not None:
+                mallory.client.hset(driver.keys.stats, field, value)
     driver.janitor()
-    assert driver.depth().queued == 1
+    driver.janitor()
+    after = driver.depth()
+    assert (after.queued, after.running) == (before.queued, before.running) == (1, 1)
+    assert (after.by_tenant, after.queued_by_lane) == (before.by_tenant, before.queued_by_lane)
     _serve(driver, "good")

@@ -8,8 +8,9 @@
 --   turn, turn:<lane>          where the sharing of lanes stands, in weighted tokens; see next_lane
 --   since:<lane>               Unix ms of the lane's last grant, or of its first request since it
 --                              was empty
---   sweep_cursor, janitor_cursor, repair_cursor
---                              where the next reap, janitor and search for lost entries go on
+--   sweep_cursor, janitor_cursor, repair_cursor, books_cursor
+--                              where the next reap, janitor, search for lost entries and for
+--                              counts of nobody go on
 
 -- `what` is "queued" or "running". Three counts move together: of the queue, of the lane, and of
 -- the tenant in the lane. A count of zero has no field, so the hash has fields only for tenants

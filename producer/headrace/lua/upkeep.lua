@@ -101,36 +101,6 @@ local function repair_request(q, key)
   return 1
 end
 
--- A lane has at least as much work as each of its tenants.
-local function raise_count_of_lane(q, lane, tenant)
-  local whole_queue, in_lane = 'queued', 'queued:' .. lane
-  local v = redis.call('HMGET', stats_key(q), whole_queue, in_lane, in_lane .. ':' .. tenant)
-  local least = natural(v[3]) or 0
-  if (natural(v[1]) or 0) < least then redis.call('HSET', stats_key(q), whole_queue, least) end
-  if (natural(v[2]) or 0) < least then redis.call('HSET', stats_key(q), in_lane, least) end
-end
-
--- A lane without a count is never looked into, so entries that no count knows of are counted again.
--- Lost entries are not our business here: repair_request puts them back.
-local function recount(q, lane, tenant)
-  local key = lane_key(q, lane, tenant)
-  local pending = redis.pcall('XPENDING', key, GROUP)
-  if pending.err then return 0 end
-  raise_count_of_lane(q, lane, tenant)
-  local missing = redis.call('XLEN', key) - num_requests(q, lane, tenant)
-  if missing <= 0 then return 0 end
-  local counted = redis.call('HGET', stats_key(q), 'running:' .. lane .. ':' .. tenant)
-  local running = -(natural(counted) or 0)
-  for _, holder in ipairs(pending[4] or {}) do
-    if not is_waiting_place(holder[1]) then running = running + tonumber(holder[2]) end
-  end
-  running = math.max(0, math.min(running, missing))
-  if running > 0 then count(q, 'running', lane, tenant, running) end
-  if missing > running then count(q, 'queued', lane, tenant, missing - running) end
-  wake(q)
-  return missing
-end
-
 local function repair_requests(q, most)
   local stats = stats_key(q)
   local cursor = cursor_of(redis.call('HGET', stats, 'repair_cursor'))
@@ -155,7 +125,7 @@ local function janitor(keys, args)
     left = left - 1
     return left > 0
   end)
-  return done
+  return done + remove_foreign_counts(q, whole('count', args[2], 1)) + add_up_books(q)
 end
 
 register('heartbeat', heartbeat, FREEING)
