@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -227,30 +226,6 @@ async def test_the_books_are_closed_even_when_the_queue_cannot_hear_it(books: Bo
     with pytest.raises(TransportError):
         await books.ledger.release([request], strike=False)
     assert books.ledger.requests == []
-
-
-async def test_waiting_for_an_empty_ledger_ends_with_the_last_request(books: Books) -> None:
-    """Each departure is told, and the last one lets the drain go on."""
-    requests = [books.running("r1"), books.running("r2")]
-    waiting = asyncio.create_task(books.ledger.wait_until_empty())
-    await asyncio.sleep(0)
-    books.ledger.drop(requests[0], "lease lost")
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    books.ledger.drop(requests[1], "lease lost")
-    await asyncio.wait_for(waiting, 1)
-    assert books.num_left == 2
-
-
-async def test_waiting_for_a_request_ends_with_the_next_grant(books: Books) -> None:
-    """Whoever looks at what is in flight sleeps while nothing is."""
-    books.ledger.drop(books.running("r1"), "lease lost")
-    waiting = asyncio.create_task(books.ledger.wait_until_filled())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    books.running("r2")
-    await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(books.ledger.wait_until_filled(), 1)  # and there is no wait then
 
 
 def test_a_deadline_is_translated_from_redis_s_clock(books: Books) -> None:
