@@ -62,7 +62,8 @@ def terminate_workers(stand: Stand) -> None:
             slowest_s, late_claims = max(slowest_s, seconds), late_claims + claims
     stand.result.time("slowest hand-over", slowest_s, at_most_s=HANDOVER_S)
     stand.result.measure("claims after the signal", late_claims, at_most=0)
-    strikes = sum(stand.driver.status(request.request_id).strikes for request in asked)
+    known = acknowledged(asked, stand.history)
+    strikes = sum(stand.driver.status(request.request_id).strikes for request in known)
     stand.result.measure("strikes", strikes, at_most=0)
     check_everything(stand, asked)
 
