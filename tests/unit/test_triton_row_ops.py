@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace_worker.attention.triton import TritonBackend
 from headrace_worker.model.activations import ACTIVATIONS
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.rope import Rotation, rotate
+from headrace_worker.model.row_ops import TorchRowOps, best_row_ops
 from headrace_worker.model.triton_row_ops import TritonRowOps
 
 pytest.importorskip("triton", reason="Triton is not installed on this machine")
@@ -146,3 +148,13 @@ def test_no_rows_are_no_launch() -> None:
     assert OPS.norm(torch.empty(0, 32), norm).shape == (0, 32)
     assert OPS.gate(torch.empty(0, 32), "silu").shape == (0, 16)
     assert OPS.rotate(torch.empty(0, 3, 16), rotation_of(0, 16, torch.float32)).shape == (0, 3, 16)
+
+
+@pytest.mark.parametrize(("obstacle", "name"), [(None, "triton"), ("no GPU", "torch")])
+def test_cuda_takes_these_kernels_where_triton_runs(
+    obstacle: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not, torch's own operators are there."""
+    monkeypatch.setattr(TritonBackend, "obstacle", lambda need: obstacle)
+    ops = best_row_ops(torch.bfloat16, torch.device("cuda:0"))
+    assert isinstance(ops, TritonRowOps if name == "triton" else TorchRowOps)

@@ -1,4 +1,4 @@
-"""The elementwise parts of a layer: torch's own operators, or one C++ kernel each."""
+"""The elementwise parts of a layer: torch's own operators, or one kernel each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from headrace_worker.attention.base import AttentionNeed
+from headrace_worker.attention.triton import TritonBackend
 from headrace_worker.kernels import kernels_are_loaded
 from headrace_worker.model.activations import ACTIVATIONS
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.rope import Rotation, rotate
+from headrace_worker.model.triton_row_ops import TritonRowOps
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -107,4 +110,6 @@ def best_row_ops(dtype: torch.dtype, device: torch.device) -> RowOps:
     """Return the kernels where they can be had for tensors of this kind, else torch's operators."""
     if device.type == "cpu" and dtype in _KERNEL_DTYPES and kernels_are_loaded():
         return KernelRowOps()
+    if device.type == "cuda" and TritonBackend.obstacle(AttentionNeed(device, dtype)) is None:
+        return TritonRowOps()
     return TORCH_ROW_OPS
