@@ -11,6 +11,8 @@ import msgpack
 import redis
 
 from headrace.errors import TransportError
+from headrace.protocol import RequestMessage, encode_request
+from headrace.sampling import SamplingParams
 from support.queue_driver import QueueDriver
 
 NAME = "mallory"
@@ -94,8 +96,11 @@ class HostileProducer:
         return [entry_id for _, entries in read for entry_id, _ in entries]
 
     def _enqueue(self) -> None:
-        options = {"priority": self._of(0, 5, 9), "ttl_ms": self._of(None, 1, 50, 60_000)}
-        self._own.enqueue(self._of(*IDS), NAME, cost=self._of(1, 10, 5000), **options)
+        name, options = self._of(*IDS), {"ttl_ms": self._of(None, 1, 50, 60_000)}
+        sampling = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+        message = RequestMessage(name, NAME, sampling, prompt=(5, 6, 7), model="fake")
+        options |= {"priority": self._of(0, 5, 9), "cost": self._of(1, 10, 5000)}
+        self._own.enqueue(name, NAME, payload=self._of(encode_request(message), b"x"), **options)
 
     def _ask(self) -> None:
         ask = self._of(self._own.cancel, self._own.finish_now)
