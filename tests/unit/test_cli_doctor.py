@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.cli import doctor
 from headrace.cli.doctor import Finding
 from headrace_worker import doctor as worker_doctor
+from headrace_worker.attention import available_backends
 from support.tiny_models import make_tiny_llama
 
 GOOD = {
@@ -86,12 +89,27 @@ def look(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[
     return {finding["name"]: finding for finding in findings}
 
 
-def test_the_device_and_its_backends_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """On this machine there is at least a CPU, and the reference runs on it."""
+def test_the_device_and_its_backend_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine there is at least a CPU, and the best backend for it is the one shown."""
     found = look(capsys, "--model", "nothing", "--device", "cpu")
     assert found["device"]["detail"].startswith("cpu, ")
-    assert "reference" in found["backend"]["detail"]
+    assert found["backend"]["detail"].startswith(available_backends()[0])
     assert found["backend"]["ok"]
+
+
+def test_why_a_better_backend_does_not_run_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has no flash-attn, or a GPU too old for it, sees what runs instead, and why."""
+    properties = SimpleNamespace(name="GPU", total_memory=2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found = look(capsys, "--model", "nothing", "--device", "cuda")["backend"]
+    assert found["ok"]
+    assert found["detail"].startswith("reference instead of flash (flash-attn 3: it needs compute")
+    assert "triton (Triton: it needs compute capability 8.0, and cuda has 7.5)" in found["detail"]
 
 
 def test_a_device_that_is_not_there_is_bad(capsys: pytest.CaptureFixture[str]) -> None:

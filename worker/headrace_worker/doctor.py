@@ -12,10 +12,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.units import format_bytes
 from headrace_worker.catalogue import CatalogueError, resolve
+
+if TYPE_CHECKING:
+    from headrace_worker.attention import AttentionNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _look_at_device(name: str) -> Iterator[Finding]:
     import torch
 
-    from headrace_worker.attention import available_backends
+    from headrace_worker.attention import AttentionNeed
     from headrace_worker.engine.errors import SettingsError
     from headrace_worker.engine.loader import choose_device, choose_dtype
 
@@ -53,10 +56,20 @@ def _look_at_device(name: str) -> Iterator[Finding]:
         return
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     yield Finding("device", True, f"{_describe_device(device)}, {dtype}, torch {torch.__version__}")
-    backends = available_backends(device)
-    yield Finding(
-        "backend", bool(backends), ", ".join(backends) or f"none for {device.type}", "see the docs"
-    )
+    yield _look_at_backends(AttentionNeed(device, choose_dtype("auto", device)))
+
+
+def _look_at_backends(need: AttentionNeed) -> Finding:
+    """Say which backend will run, and what is in the way of the better ones."""
+    from headrace_worker.attention import judge_backends
+
+    passed_over: list[str] = []
+    for verdict in judge_backends(need):
+        if verdict.obstacle is None:
+            instead = f" instead of {'; '.join(passed_over)}" if passed_over else ""
+            return Finding("backend", True, f"{verdict.name}{instead}")
+        passed_over.append(f"{verdict.name} ({verdict.obstacle})")
+    return Finding("backend", False, f"none for {need.device.type}", "give --device cpu or cuda")
 
 
 def _describe_device(device: object) -> str:
