@@ -16,7 +16,8 @@ MINUTES ?= 10
 SCALE ?= 1
 CHAOS_ARGS ?=
 MUTANT_ARGS ?=
-BENCH_ARGS ?= --requests 64
+BENCH_ARGS ?=
+PEER_ARGS ?=
 
 # Tiny models on few cores: a second OpenMP thread only makes the others wait. No test may download.
 # Compiled modules are kept, whatever the shell says: a run starts hundreds of Python processes.
@@ -24,7 +25,7 @@ TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=fa
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-redis test-long equivalence chaos mutants check format bench clean
+.PHONY: help setup model demo test test-redis test-long equivalence chaos mutants check format bench bench-peers bench-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -77,8 +78,14 @@ format: $(STAMP) ## rewrite files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: model ## output tokens/s, TTFT and TPOT through the whole system; BENCH_ARGS passes options
-	$(BIN)/python benchmarks/throughput.py $(BENCH_ARGS)
+bench: model ## measure all of it, 20 minutes on an idle machine; BENCH_ARGS="--quick" for 3
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+bench-peers: model ## measure against vLLM, OpenVINO and transformers; installs them first
+	$(BIN)/python -m benchmarks.compare $(PEER_ARGS)
+
+bench-report: $(STAMP) ## write what was measured into docs/performance.md, and draw the plots
+	$(BIN)/python -m benchmarks.report
 
 clean: ## remove .venv and everything the tools made
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

