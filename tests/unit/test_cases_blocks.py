@@ -21,7 +21,7 @@ def long_prompt(seq_id: int, length: int) -> list[int]:
 
 def entries(engine: Engine) -> list[bytes]:
     """Return what each slot of the cache holds, those of the trash block first."""
-    backend = engine._runner._backend  # type: ignore[attr-defined]
+    backend = engine.runner.backend  # type: ignore[attr-defined]
     assert isinstance(backend, OracleBackend)
     cache = bytes(backend.cache)
     return [cache[start : start + ENTRY_BYTES] for start in range(0, len(cache), ENTRY_BYTES)]

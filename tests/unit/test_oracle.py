@@ -43,7 +43,7 @@ def test_any_wrong_byte_in_the_cache_changes_the_next_token(place: int, byte: in
 def test_a_fault_in_one_block_changes_the_answer_of_who_reads_it() -> None:
     """Spoiled behind the engine's back, a block is noticed by its sequence, and by nobody else."""
     engine = make_engine(max_num_batched_tokens=64)
-    backend = engine._runner._backend  # type: ignore[attr-defined]
+    backend = engine.runner.backend  # type: ignore[attr-defined]
     assert isinstance(backend, OracleBackend)
     engine.add(request(1, PROMPT))
     engine.add(request(2, [7, *PROMPT]))

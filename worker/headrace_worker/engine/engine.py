@@ -62,7 +62,7 @@ class Engine:
         self.on_bystanders: Callable[[tuple[int, ...]], None] | None = None
         self.num_steps = 0
         self.adds_seen = 0  # AddSequence commands so far
-        self._runner = runner
+        self.runner = runner
         self._vocab_size = vocab_size
         self._sequences: dict[int, Sequence] = {}  # waiting for a grammar, waiting, running
         self._without_grammar: set[int] = set()  # seq_ids of those that wait for theirs
@@ -188,7 +188,7 @@ class Engine:
         if not scheduled:
             return []
         try:
-            return self._runner.execute(scheduled)
+            return self.runner.execute(scheduled)
         except EngineStepError as error:
             if len(error.sequence_ids) != 1:
                 raise

@@ -41,8 +41,8 @@ class ModelRunner:
         device: torch.device,
         sampled_vocab_size: int | None = None,
     ) -> None:
-        self._decoder = decoder
-        self._backend = backend
+        self.decoder = decoder
+        self.backend = backend
         self._block_size = block_size  # tokens
         self._device = device
         self._sampled_vocab_size = sampled_vocab_size  # ids from here on are padding
@@ -51,7 +51,7 @@ class ModelRunner:
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         """Compute one step; return scores of prompts, then how each share that samples went on."""
         batch = build_batch(scheduled, self._block_size, self._device)
-        hidden = self._decoder.forward(batch, self._backend)  # [num_tokens, hidden]
+        hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
         results: list[RowResult] = [*_find_failures(scheduled, hidden)]
         results += score_prompts(scheduled, hidden, self._compute_logits)
         if sampling := [share.seq for share in scheduled if share.samples]:
@@ -59,7 +59,7 @@ class ModelRunner:
         return list(_drop_what_follows_a_failure(results))
 
     def _compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
-        logits = self._decoder.logits(rows)  # [num_rows, vocab]
+        logits = self.decoder.logits(rows)  # [num_rows, vocab]
         return logits[:, : self._sampled_vocab_size]
 
 

@@ -11,6 +11,7 @@ from headrace_worker.engine.draw import Draw, draw_tokens, uniform
 from headrace_worker.engine.messages import SampledToken, SamplingSpec, SequenceFailure, TokenScore
 from headrace_worker.engine.scores import MAX_ROWS, score_tokens
 from headrace_worker.engine.sequence import Sequence
+from headrace_worker.kernels import kernels_are_loaded
 
 GREEDY_TEMPERATURE = 1e-3  # at or below it the most likely token is taken: dividing would overflow
 
@@ -21,7 +22,7 @@ def sample(
 ) -> list[SampledToken | SequenceFailure]:
     """Choose the next token of each sequence; a row without a finite maximum fails alone."""
     adjusted = adjust_logits(logits, seqs)
-    maxima, most_likely = adjusted.max(-1)
+    maxima, most_likely = max_of_rows(adjusted)
     tokens: list[int] = most_likely.tolist()
     model_maxima = maxima if adjusted is logits else logits.amax(-1)
     failures = _find_failures(model_maxima, maxima, seqs)
@@ -37,6 +38,15 @@ def sample(
         failures.get(row) or _describe(seq, tokens[row], scores.get(row))
         for row, seq in enumerate(seqs)
     ]
+
+
+def max_of_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's maximum, NaN if there is one, and the first index that has it."""
+    is_usual = logits.device.type == "cpu" and logits.dtype == torch.float32
+    if is_usual and kernels_are_loaded():
+        maxima, places = torch.ops.headrace.max_of_rows(logits)
+        return maxima, places
+    return torch.max(logits, -1)
 
 
 def is_greedy(spec: SamplingSpec) -> bool:
