@@ -19,7 +19,7 @@ from benchmarks.store import save
 from benchmarks.tables import HEADINGS, Row, print_table, rows_of
 
 ALL_SECTIONS = {**SECTIONS, "queue": queue_rate, "roofline": roofline}
-_QUICK = ("throughput", "static", "single", "shared", "chunking", "queue", "roofline")
+_QUICK = ("throughput", "step", "static", "single", "shared", "chunking", "queue", "roofline")
 
 
 def main() -> None:

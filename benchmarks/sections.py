@@ -28,6 +28,12 @@ def shared_prefix(options: Options) -> Data:
     return _both(options.job("shared"), options.num_rounds)
 
 
+def step_split(options: Options) -> Data:
+    """Mixed once more, with a timer before each part of a step."""
+    result = alternate(("timed",), options.job("mixed"), 1)["timed"][0]
+    return {"split_s": result.details["step_split_s"]}
+
+
 def static_batching(options: Options) -> Data:
     """Mixed on the same engine, in static batches and continuously: throughput and slot use."""
     results = alternate(("static", "engine"), options.job("mixed"), 1)
@@ -86,6 +92,7 @@ def num_workers_sweep(options: Options) -> Data:
 
 SECTIONS: dict[str, Callable[[Options], Data]] = {
     "throughput": throughput,
+    "step": step_split,
     "static": static_batching,
     "single": single,
     "shared": shared_prefix,
@@ -103,7 +110,6 @@ def _both(job: Job, num_rounds: int) -> Data:
     return {
         **{name: summary(results[name]) for name in _OVERHEAD},
         "ratio": ratio(results["redis"], results["engine"]),
-        "engine_details": _without_steps(results["engine"][-1]),
         "transport_cpu_s": median(r.details["transport_cpu_s"] for r in results["redis"]),
     }
 
@@ -164,7 +170,3 @@ def _fourfold(first: int, last: int) -> tuple[int, ...]:
     while counts[-1] * 4 <= last:
         counts.append(counts[-1] * 4)
     return tuple(counts)
-
-
-def _without_steps(result: Result) -> Data:
-    return {key: value for key, value in result.details.items() if key != "steps"}

@@ -34,7 +34,7 @@ def rows_of(section: str, data: dict[str, Any]) -> list[Row]:
 
 def _throughput(data: dict[str, Any]) -> list[Row]:
     engine, redis = data["engine"], data["redis"]
-    rows: list[Row] = [
+    return [
         ("engine alone", _rate(engine)),
         ("through Redis", _rate(redis)),
         ("through Redis ÷ engine alone", f"{data['ratio']:.3f}"),
@@ -44,14 +44,12 @@ def _throughput(data: dict[str, Any]) -> list[Row]:
         ("peak memory: worker, both processes", gigabytes(redis["peak_rss_bytes"])),
         ("CPU time of the asyncio side", f"{data['transport_cpu_s']:.2f} s"),
     ]
-    return [*rows, *_step_split(data["engine_details"])]
 
 
-def _step_split(details: dict[str, Any]) -> list[Row]:
-    """Return where a step's time goes, as far as the engine told."""
-    split = details.get("step_split_s", {})
-    total_s = sum(split.values())
-    return [(f"step time: {name}", f"{100 * part / total_s:.1f} %") for name, part in split.items()]
+def _step(data: dict[str, Any]) -> list[Row]:
+    split_s = data["split_s"]
+    total_s = sum(split_s.values())
+    return [(name, f"{100 * s / total_s:.1f} %, {s:.2f} s") for name, s in split_s.items()]
 
 
 def _static(data: dict[str, Any]) -> list[Row]:
@@ -165,6 +163,7 @@ def _roofline(data: dict[str, Any]) -> list[Row]:
 
 _ROWS: dict[str, Callable[[dict[str, Any]], list[Row]]] = {
     "throughput": _throughput,
+    "step": _step,
     "static": _static,
     "single": _single,
     "shared": _shared,

@@ -21,7 +21,7 @@ from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.messages import EngineReady
 
-_MEASURED_FROM = 1_000_000  # sequence ids of the measured run; those below warm up
+MEASURED_FROM = 1_000_000  # sequence ids of the measured run; those below warm up
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def run(engine: Engine, job: Job, *, is_static: bool) -> Played:
         engine,
         job.items,
         _feed(job, is_static=is_static),
-        first_seq_id=_MEASURED_FROM,
+        first_seq_id=MEASURED_FROM,
         is_sequential=job.is_sequential,
     )
 

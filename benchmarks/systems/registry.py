@@ -74,6 +74,7 @@ class System:
 SYSTEMS = {
     "engine": System("engine alone", "benchmarks.systems.engine"),
     "static": System("static batches", "benchmarks.systems.engine", ("--static",)),
+    "timed": System("engine, timed", "benchmarks.systems.timed"),
     "disturbed": System("disturbed decodes", "benchmarks.systems.disturbed"),
     "redis": System("through Redis", "benchmarks.systems.redis"),
     "redis-2": System("through Redis, two workers", "benchmarks.systems.redis", ("2",)),

@@ -36,7 +36,6 @@ BOTH = {
     "engine": SYSTEM,
     "redis": SYSTEM,
     "ratio": 0.97,
-    "engine_details": {"step_split_s": {"linears": 3.0, "python": 1.0}},
     "transport_cpu_s": 0.5,
 }
 POINTS = {
@@ -71,6 +70,7 @@ PAIR = {
 }
 DATA: dict[str, dict[str, Any]] = {
     "throughput": BOTH,
+    "step": {"split_s": {"linears": 3.0, "sampling": 1.0}},
     "static": {"static": SYSTEM, "continuous": SYSTEM, "gain": 1.5},
     "single": BOTH,
     "shared": BOTH,
@@ -108,9 +108,9 @@ def test_every_section_of_the_benchmark_has_rows() -> None:
 
 
 def test_a_step_is_split_into_shares() -> None:
-    """Where the engine tells what its steps were spent on, the table shows it in percent."""
-    rows = dict(rows_of("throughput", BOTH))
-    assert (rows["step time: linears"], rows["step time: python"]) == ("75.0 %", "25.0 %")
+    """The table shows what each part of a step took, in percent of all, and in seconds."""
+    rows = dict(rows_of("step", DATA["step"]))
+    assert rows == {"linears": "75.0 %, 3.00 s", "sampling": "25.0 %, 1.00 s"}
 
 
 def test_figures_stand_between_the_markers(figures: Path) -> None:
