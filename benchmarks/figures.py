@@ -35,7 +35,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "tpot_p99_s": percentile(tpot_s, 0.99) if tpot_s else None,
         "ttft_s": results[-1].ttft_s,
         "tpot_s": results[-1].tpot_s,
-        "peak_rss_bytes": max(r.peak_rss_bytes for r in results),
+        "peak_rss_bytes": statistics.median(r.peak_rss_bytes for r in results),
         "num_requests": len(results[0].ttft_s),
         "num_prompt_tokens": results[0].num_prompt_tokens,
         "num_output_tokens": results[0].num_output_tokens,

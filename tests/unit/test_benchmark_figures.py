@@ -85,7 +85,7 @@ def test_the_ratio_is_taken_by_pair() -> None:
     assert ratio(ours, theirs) == pytest.approx(1.2)
 
 
-def test_a_summary_has_medians_and_the_largest_memory() -> None:
+def test_a_summary_has_medians() -> None:
     """Three runs become one line."""
     told = summary([_result(rate) for rate in (10.0, 30.0, 20.0)])
     assert told["output_tokens_per_s"] == 20.0
