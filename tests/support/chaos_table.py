@@ -142,7 +142,7 @@ FAULTS = (
         "SIGKILL of Redis, AOF everysec, and its file cut to what it was a second before",
         "gone is what was acknowledged in that second and nothing else, who asked is told",
         cut_power,
-        short=Size(60, rounds=1, slack=SLACK),
+        short=Size(48, rounds=1, slack=SLACK),
         full=Size(5_000, rounds=20),
         server=ONE_FILE,
     ),
@@ -235,7 +235,7 @@ FAULTS = (
         "a pool of 20 KV blocks",
         "some are preempted, the same tokens",
         exhaust_blocks,
-        short=Size(12),
+        short=Size(6),
         full=Size(1_000),
     ),
     Fault(
@@ -243,7 +243,7 @@ FAULTS = (
         "10,000 requests of one tenant before the one of another",
         "its first token within one batch turn",
         crowd_out,
-        short=Size(100, rounds=1, slack=SLACK),
+        short=Size(60, rounds=1, slack=SLACK),
         full=Size(10_000, rounds=20),
     ),
     Fault(
