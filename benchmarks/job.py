@@ -25,7 +25,7 @@ class Job:
     is_sequential: bool = False  # each is sent when the last has ended
     dtype: str = "bfloat16"
     quantization: str = "none"  # none, int8
-    num_threads: int = 2
+    num_threads: int = 2  # of peers; ours are told by a flag, or take their default
     kv_cache_bytes: int = 1024**3  # the same for everybody
     max_num_seqs: int = 64  # ours; peers keep their own default
     worker_flags: list[str] = field(default_factory=list)  # ours, added to those above

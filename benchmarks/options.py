@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ class Options:
     model: str = "smollm2-135m"
     dtype: str = "bfloat16"
     quantization: str = "none"  # none, int8
-    num_threads: int = 2
+    num_threads: int | None = None  # of everybody; None: our default, and all CPUs for peers
     num_requests: int = FULL_REQUESTS  # of the mixed and the shared workload
     most_requests: int = 1024  # of the sweep over their number
     num_rounds: int = _FULL_ROUNDS  # runs of each system, alternating
@@ -44,9 +45,13 @@ class Options:
             is_sequential=is_sequential,
             dtype=self.dtype,
             quantization=self.quantization,
-            num_threads=self.num_threads,
-            worker_flags=list(self.worker_flags),
+            num_threads=self.num_threads or len(os.sched_getaffinity(0)),
+            worker_flags=[*self._thread_flags, *self.worker_flags],
         )
+
+    @property
+    def _thread_flags(self) -> list[str]:
+        return [] if self.num_threads is None else ["--num-threads", str(self.num_threads)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2-135m", help="what `headrace worker` takes")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quantization", default="none", choices=["none", "int8"])
-    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--num-threads", type=int, help="else our default; all CPUs for peers")
     parser.add_argument("--requests", type=int, help="of the mixed and the shared workload")
     parser.add_argument("--most-requests", type=int, default=1024, help="end of the sweep")
     parser.add_argument("--rounds", type=int, help="runs of each system, alternating")

@@ -82,7 +82,8 @@ class Shape:
 
 def roofline(options: Options) -> dict[str, Any]:
     """Measure the machine, and derive what it allows for the mixed and the shared workload."""
-    torch.set_num_threads(options.num_threads)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
     shape = shape_of(options.model)
     rows = (1, 64) if options.is_quick else ROWS
     measured: dict[str, Any] = {

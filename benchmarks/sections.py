@@ -83,10 +83,11 @@ def prompt_length_sweep(options: Options) -> Data:
 
 def num_workers_sweep(options: Options) -> Data:
     """The same threads in one worker or in two that share the queue."""
-    job = options.job("mixed")
-    halved = replace(job, num_threads=max(1, job.num_threads // 2))
-    one = alternate(("redis",), job, 1)["redis"]
-    two = alternate(("redis-2",), halved, 1)["redis-2"]
+    num_threads = options.job("mixed", 1).num_threads
+    whole = replace(options, num_threads=num_threads)
+    halved = replace(options, num_threads=max(1, num_threads // 2))
+    one = alternate(("redis",), whole.job("mixed"), 1)["redis"]
+    two = alternate(("redis-2",), halved.job("mixed"), 1)["redis-2"]
     return {"points": [_measured(one[0], 1), _measured(two[0], 2)]}
 
 

@@ -18,7 +18,6 @@ def worker_flags(job: Job) -> list[str]:
         "--model": job.model,
         "--dtype": job.dtype,
         "--quantization": job.quantization,
-        "--num-threads": str(job.num_threads),
         "--kv-cache-memory": str(job.kv_cache_bytes),
         "--max-num-seqs": str(job.max_num_seqs),
     }

@@ -137,6 +137,13 @@ def test_flags_behind_two_dashes_go_to_the_worker() -> None:
     assert len(job.items) == benchmark_options.QUICK_REQUESTS
 
 
+def test_threads_are_ours_to_choose_unless_they_are_given() -> None:
+    """Our default is what is measured; a number that is given goes to everybody."""
+    assert parse("x", []).job("mixed", 1).worker_flags == []
+    job = parse("x", ["--num-threads", "1"]).job("mixed", 1)
+    assert (job.num_threads, job.worker_flags) == (1, ["--num-threads", "1"])
+
+
 def test_the_roofline_has_the_model_s_cost() -> None:
     """SmolLM2-135M takes 0.212 GFLOP a token in its layers, 0.057 in the head, 23 KB of KV."""
     assert SMOLLM2.layer_flop / 1e9 == pytest.approx(0.212, abs=0.001)
