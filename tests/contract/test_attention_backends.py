@@ -9,7 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_worker.attention import AttentionBackend, KVCacheSpec
+from headrace_worker.attention import (
+    AttentionBackend,
+    AttentionNeed,
+    KVCacheSpec,
+    UnusableBackend,
+)
 from support.attention_backends import BACKENDS, QUICK, Factory
 from support.attention_cases import (
     CPU,
@@ -35,8 +40,12 @@ def make(request: pytest.FixtureRequest) -> Factory:
 
 
 def assert_solves(backend: AttentionBackend, case: Case) -> None:
-    """Compare ``backend`` with the answer computed the long way."""
+    """Compare ``backend`` with the long answer; what it refuses, it never takes."""
     problem = draw(case)
+    if backend.obstacle(AttentionNeed(CPU, case.dtype, case.head_dim)) is not None:
+        with pytest.raises(UnusableBackend):
+            allocate(backend, problem)
+        return
     output = solve(backend, problem)
     assert output.dtype == case.dtype
     tolerance = TOLERANCE[case.dtype]

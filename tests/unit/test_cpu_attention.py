@@ -14,6 +14,7 @@ from headrace_worker.attention import available_backends, create_backend
 from headrace_worker.attention.capped import attend_capped
 from headrace_worker.attention.plan import length_class, plan_step
 from headrace_worker.attention.registry import UnknownBackend
+from headrace_worker.kernels import load_kernels
 from support.attention_cases import CPU, Case, draw, only, solve
 from support.packed import Share, pack
 
@@ -117,9 +118,11 @@ def test_a_mask_is_built_once_a_step() -> None:
 
 
 def test_the_best_backend_is_first() -> None:
-    """Without a name the CPU gets the cpu backend, and CUDA one that runs there."""
-    assert available_backends() == ("cpu", "reference")
-    assert create_backend(None, CPU).name == "cpu"
+    """Without a name the CPU gets our kernels where they are, and CUDA one that runs there."""
+    kernels = ("native",) if load_kernels().is_loaded else ()
+    assert available_backends() == (*kernels, "cpu", "reference")
+    assert create_backend(None, CPU).name == available_backends()[0]
+    assert create_backend(None, CPU, dtype=torch.float16).name == "cpu"
     assert create_backend(None, torch.device("cuda")).name == "reference"
 
 

@@ -47,21 +47,21 @@ def test_where_a_compiler_is_the_kernels_are() -> None:
 
 @needs_compiler
 def test_kernels_share_torchs_threads(two_threads: None) -> None:
-    """A kernel's loop runs on as many threads as torch has, and on one OpenMP runtime."""
+    """A kernel's loop runs on as many threads as torch has."""
     assert load_kernels().is_loaded
     assert torch.ops.headrace.count_threads() == 2
-    mapped = Path("/proc/self/maps").read_text().splitlines()
-    assert len({line.split()[-1] for line in mapped if "libgomp" in line}) == 1
 
 
 @needs_compiler
 def test_a_ready_library_starts_fast() -> None:
-    """A process that finds the library ready imports no extension builder of torch."""
+    """A ready library brings neither torch's slow extension builder nor an OpenMP of its own."""
     load_kernels()
     code = (
         "import sys; from headrace_worker.kernels import load_kernels; status = load_kernels();"
         "assert status.is_loaded and status.build_s is None;"
-        "assert 'torch.utils.cpp_extension' not in sys.modules"
+        "assert 'torch.utils.cpp_extension' not in sys.modules;"
+        "mapped = open('/proc/self/maps').read().splitlines();"
+        "assert len({line.split()[-1] for line in mapped if 'libgomp' in line}) == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -83,6 +83,16 @@ def test_what_goes_wrong_becomes_the_reason(
     assert status.missing_reason == str(error)
 
 
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "false", "no"])
+def test_the_environment_switches_them_off(
+    fresh_load: None, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """``HEADRACE_KERNELS=off`` leaves the torch path, and nothing is built."""
+    monkeypatch.setenv("HEADRACE_KERNELS", word)
+    monkeypatch.setattr(loader, "kernel_build", lambda: pytest.fail("looked for a build"))
+    assert load_kernels().missing_reason == "HEADRACE_KERNELS is off"
+
+
 def test_a_library_that_does_not_load_is_built_once_more(tmp_path: Path) -> None:
     """A whole file that is no library is discarded; if a new one is none either, that is told."""
     build = replace(loader.kernel_build(), folder=tmp_path, compiler="true", link_flags=())
@@ -102,6 +112,21 @@ def test_a_library_that_does_not_load_is_built_once_more(tmp_path: Path) -> None
 
 
 @needs_compiler
+def test_attention_that_errs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is off by a little in one type does not pass, and is named."""
+    right = torch.ops.headrace.paged_attention
+
+    def wrong(query: torch.Tensor, *rest: object) -> torch.Tensor:
+        error = 0.1 if query.dtype == torch.bfloat16 else 0.0
+        output: torch.Tensor = right(query, *rest) + error
+        return output
+
+    monkeypatch.setattr(torch.ops.headrace, "paged_attention", wrong)
+    with pytest.raises(KernelMismatch, match=r"attention of 1 in torch.bfloat16, attention of 11"):
+        checks.check_kernels()
+
+
+@needs_compiler
 def test_kernels_on_other_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels whose loops run on another pool than torch's do not pass."""
     monkeypatch.setattr(checks.torch, "get_num_threads", lambda: 77)
@@ -112,4 +137,4 @@ def test_kernels_on_other_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_sources_and_headers_count() -> None:
     """Every C++ file of the package is part of the key."""
     names = {file.name for file in loader.kernel_files()}
-    assert "threads.cpp" in names
+    assert {"threads.cpp", "attention.cpp", "kv_layout.h"} <= names

@@ -15,10 +15,11 @@ from headrace.errors import ConfigurationError
 from headrace_worker.logs import without_password
 from headrace_worker.settings import PREFIX, WorkerSettings
 
-# Variables under our prefix that somebody else reads: headrace.folders, compose.yaml. Those of the
-# headrace command's own flags do not come this far: it takes them out.
+# Variables under our prefix that somebody else reads: headrace.folders, the kernels' loader in the
+# engine's process, compose.yaml. Those of the headrace command's own flags do not come this far: it
+# takes them out.
 OTHER_VARIABLES = (
-    *("CACHE_DIR", "STATE_DIR"),
+    *("CACHE_DIR", "STATE_DIR", "KERNELS"),
     *("QUEUE_MEMORY", "ACL_FILE", "QUEUE_URL", "BACKEND_URL"),  # of compose.yaml
 )
 _HIDDEN = frozenset({"engine_command"})

@@ -102,6 +102,24 @@ class AttentionBackend(ABC):
     def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
         """Reserve a zero-filled cache of ``num_blocks`` blocks, the trash block counted."""
 
+    @classmethod
+    def check_cache(cls, spec: KVCacheSpec, num_blocks: int) -> None:
+        """Refuse a cache that cannot be; ``allocate`` asks this first.
+
+        Raises:
+            UnusableBackend: the backend does not take the device, the dtype or the head size.
+            ValueError: the block size is not supported, or no block is left to use.
+        """
+        need = AttentionNeed(spec.device, spec.dtype, spec.head_dim)
+        if (obstacle := cls.obstacle(need)) is not None:
+            raise UnusableBackend(obstacle)
+        if spec.block_size not in cls.supported_block_sizes():
+            raise ValueError(
+                f"block size {spec.block_size} is not one of {cls.supported_block_sizes()}"
+            )
+        if num_blocks < 2:
+            raise ValueError(f"{num_blocks} block(s) leave none besides the trash block")
+
     @abstractmethod
     def begin(self, batch: PackedBatch) -> None:
         """Derive whatever is shared by all layers of this step (masks, plans)."""

@@ -9,6 +9,7 @@ import torch
 from headrace_worker.attention.base import AttentionBackend, AttentionNeed, UnusableBackend
 from headrace_worker.attention.cpu import CpuBackend
 from headrace_worker.attention.flash import Flash2Backend, Flash3Backend
+from headrace_worker.attention.native import NativeBackend
 from headrace_worker.attention.reference import ReferenceBackend
 from headrace_worker.attention.triton import TritonBackend
 
@@ -30,6 +31,7 @@ _BACKENDS: tuple[tuple[type[AttentionBackend], frozenset[str]], ...] = (
     (Flash3Backend, frozenset({"cuda"})),
     (Flash2Backend, frozenset({"cuda"})),
     (TritonBackend, frozenset({"cuda"})),
+    (NativeBackend, frozenset({"cpu"})),
     (CpuBackend, frozenset({"cpu"})),
     (ReferenceBackend, frozenset({"cpu", "cuda"})),
 )

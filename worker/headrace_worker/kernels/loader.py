@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ from headrace_worker.kernels.build import Build, BuildFailed
 from headrace_worker.kernels.checks import KernelMismatch, check_kernels
 from headrace_worker.kernels.toolchain import build_key, compile_flags, find_compiler, link_flags
 
+SWITCH = "HEADRACE_KERNELS"  # "off": the torch path runs; the kernels belong to the whole process
 _SOURCES = Path(__file__).parent
 
 
@@ -38,6 +41,8 @@ def load_kernels() -> KernelStatus:
     that cannot be loaded is built anew, once. One that computes something else than torch does is
     left alone.
     """
+    if is_switched_off():
+        return KernelStatus(f"{SWITCH} is off", None)
     build = kernel_build()
     started_s = perf_counter()
     try:
@@ -52,6 +57,11 @@ def load_kernels() -> KernelStatus:
 def kernels_are_loaded() -> bool:
     """Return whether the operators of ``torch.ops.headrace`` may be called, loading them if so."""
     return load_kernels().is_loaded
+
+
+def is_switched_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment says so."""
+    return environ.get(SWITCH, "").lower() in ("off", "0", "false", "no")
 
 
 def kernel_build() -> Build:
