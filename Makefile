@@ -25,7 +25,7 @@ TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=fa
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test test-redis test-long equivalence chaos mutants check format bench bench-peers bench-report clean
+.PHONY: help setup model kernels demo test test-redis test-long equivalence chaos mutants check format bench bench-peers bench-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,12 +44,14 @@ $(STAMP): pyproject.toml
 model: $(STAMP) ## fetch the demo model, SmolLM2-135M-Instruct, unless it is there
 	$(BIN)/headrace pull $(MODEL)
 
-demo: model ## answer examples/prompts.jsonl with the demo model on this machine
+kernels: $(STAMP) ## build the C++ kernels for this CPU, unless they are ready
+	$(BIN)/python -m headrace_worker.kernels
+
+demo: model kernels ## answer examples/prompts.jsonl with the demo model on this machine
 	$(BIN)/headrace demo
 
 # The kernels are built first, so that no test's deadline has to stand a compiler.
-test: model ## run every test that this machine can run
-	$(BIN)/python -m headrace_worker.kernels
+test: model kernels ## run every test that this machine can run
 	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-redis: model ## run the tests that need a server, on Valkey and on an installed redis-server

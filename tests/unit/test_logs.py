@@ -25,12 +25,12 @@ from support.serving_parts import Books
 EVENTS = {
     "info": {
         *("worker.started", "worker.draining", "worker.stopped", "model.loaded"),
-        *("kv_cache.allocated", "redis.reconnected", "request.finished"),
+        *("kv_cache.allocated", "redis.reconnected", "request.finished", "kernels.built"),
     },
     "warning": {
         *("redis.disconnected", "delivery.reclaimed", "request.rejected", "request.cancelled"),
         *("sequence.preempted", "reader.slow", "request.dropped", "stream.rolled_back"),
-        *("redis.unsafe", "lane.skipped"),
+        *("redis.unsafe", "lane.skipped", "kernels.missing"),
     },
     "error": {
         *("request.failed", "request.dead_lettered", "engine.step_failed", "engine.stalled"),

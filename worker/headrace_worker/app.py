@@ -160,6 +160,10 @@ def _tell_start(settings: WorkerSettings) -> None:
 def _tell_loaded(ready: EngineReady) -> None:
     """Log the memory sum: (M - W - activations) / k tokens fit."""
     log = logs.get_logger()
+    if ready.kernels_build_s is not None:
+        log.info(logs.KERNELS_BUILT, build_s=round(ready.kernels_build_s, 3))
+    if ready.missing_kernels is not None:
+        log.warning(logs.KERNELS_MISSING, reason=ready.missing_kernels)
     log.info(
         logs.MODEL_LOADED,
         device=ready.device,

@@ -23,11 +23,13 @@ WORKER_DRAINING = "worker.draining"
 WORKER_STOPPED = "worker.stopped"
 MODEL_LOADED = "model.loaded"
 KV_CACHE_ALLOCATED = "kv_cache.allocated"
+KERNELS_BUILT = "kernels.built"  # the first start on a machine takes as long as the compiler does
 REDIS_RECONNECTED = "redis.reconnected"
 REQUEST_FINISHED = "request.finished"  # the canonical line: enough to answer "why was it slow?"
 # warning:
 REDIS_DISCONNECTED = "redis.disconnected"
 LANE_SKIPPED = "lane.skipped"
+KERNELS_MISSING = "kernels.missing"  # a CPU runs slower than it could
 REDIS_UNSAFE = "redis.unsafe"  # its settings may lose requests
 DELIVERY_RECLAIMED = "delivery.reclaimed"
 REQUEST_REJECTED = "request.rejected"

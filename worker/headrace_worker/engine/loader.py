@@ -26,6 +26,7 @@ from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
+from headrace_worker.kernels import load_kernels
 from headrace_worker.model import LoadedModel, load_model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -157,6 +158,7 @@ class _Parts:
         return Engine(scheduler, runner, vocab_size=vocab_size, grammars=make_grammars(settings))
 
     def describe(self, engine: Engine, plan: KVCachePlan, load_s: float) -> EngineReady:
+        kernels = load_kernels() if self.device.type == "cpu" else None
         return EngineReady(
             model=self.settings.model_name or self.model.name,
             device=str(self.device),
@@ -173,6 +175,8 @@ class _Parts:
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
             load_s=load_s,
+            kernels_build_s=None if kernels is None else kernels.build_s,
+            missing_kernels=None if kernels is None else kernels.missing_reason,
         )
 
     def _choose_block_size(self) -> int:

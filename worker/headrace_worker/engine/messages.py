@@ -110,6 +110,8 @@ class EngineReady:
     max_num_seqs: int
     max_num_batched_tokens: int
     load_s: float
+    kernels_build_s: float | None = None  # seconds the C++ kernels took to build; None: not needed
+    missing_kernels: str | None = None  # why a CPU runs without them; None: it does not
 
     @property
     def max_kv_tokens(self) -> int:
