@@ -23,7 +23,7 @@ def alternate(names: Sequence[str], job: Job, num_rounds: int) -> dict[str, list
             results[name].append(result)
             say(
                 f"{job.workload}, round {round_number}: {SYSTEMS[name].label}"
-                f" {result.output_tokens_per_s:.1f} output tokens/s"
+                f" {result.elapsed_s:.1f} s, {result.output_tokens_per_s:.1f} output tokens/s"
             )
     return results
 
