@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from headrace.folders import cache_folder
 from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE
 from headrace_worker.serving.tokenizer_store import fingerprint
 from support.engine_process import FAKE_ENGINE
@@ -165,7 +166,8 @@ def seconds_since(event: dict[str, Any]) -> float:
 def make_model(folder: Path) -> Path:
     """Make a model folder that the fake engine serves: byte tokens, and a tokenizer in the cache.
 
-    The tokenizer is put where its export would have put it, so no worker has to run that.
+    The tokenizer is put where its export would have put it, so no worker has to run that; kernels
+    are those of the machine's own cache, so none has to compile them either.
     """
     model = folder / "model"
     model.mkdir()
@@ -174,4 +176,6 @@ def make_model(folder: Path) -> Path:
     cached.mkdir(parents=True)
     byte_level_backend().save(str(cached / VOCABULARY_FILE))
     (cached / CONFIG_FILE).write_text(CONFIG.to_json())
+    (kernels := cache_folder() / "kernels").mkdir(parents=True, exist_ok=True)
+    (folder / "cache" / "kernels").symlink_to(kernels)
     return model
