@@ -88,7 +88,8 @@ class Decoder:
     def pack(self, *, is_int8: bool = False) -> int:
         """Lay the filled weights out for the device; ``parameters`` must not be called afterwards.
 
-        With ``is_int8`` every projection, the head included, becomes whole numbers of eight bits.
+        With ``is_int8`` the projections of the layers become whole numbers of eight bits; the head,
+        whose rounding would be seen in every choice, keeps its format.
         Returns the bytes that the weights take beyond ``weights_bytes``; fewer are negative.
         """
         self.row_ops = best_row_ops(self.embedding.dtype, self.embedding.device)
@@ -100,7 +101,7 @@ class Decoder:
         for linear in (*projections, self.head):
             num_more_bytes -= linear.nbytes
             keep_weight = linear is self.head and self.config.tie_word_embeddings
-            if is_int8:
+            if is_int8 and linear is not self.head:
                 linear.quantize(keep_weight=keep_weight)
             else:
                 linear.pack(keep_weight=keep_weight, known=known)
