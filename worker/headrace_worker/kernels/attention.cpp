@@ -1,7 +1,6 @@
 // Paged attention over the native backend's cache: tasks of a plan, on all threads.
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <atomic>
 
@@ -55,7 +54,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                            const at::Tensor& value_cache, const at::Tensor& block_table,
                            const at::Tensor& plan, double scale, std::optional<int64_t> window,
                            std::optional<double> soft_cap) {
-  auto output = at::empty(query.sizes(), query.options());
+  auto output = query.new_empty(query.sizes());
   const auto table = block_table.contiguous();
   const Scoring scoring{static_cast<float>(scale), static_cast<float>(soft_cap.value_or(0)),
                         window.value_or(std::numeric_limits<int32_t>::max())};

@@ -2,8 +2,6 @@
 
 #include "attention_plan.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -64,7 +62,7 @@ at::Tensor plan_attention(const at::Tensor& cu_seqlens_q, const at::Tensor& seq_
   std::stable_sort(tasks.begin(), tasks.end(),
                    [](const Task& a, const Task& b) { return cost(a) > cost(b); });
   const int64_t num_tasks = tasks.size();
-  auto plan = at::empty({num_tasks, 8}, at::kInt);
+  auto plan = cu_seqlens_q.new_empty({num_tasks, 8});
   std::memcpy(plan.mutable_data_ptr(), tasks.data(), num_tasks * sizeof(Task));
   return plan;
 }

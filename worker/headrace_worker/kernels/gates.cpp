@@ -1,10 +1,9 @@
 // Gated activations of the feed-forward layer: silu or gelu of one half of a row, times the other.
 
-#include <ATen/ops/empty.h>
-
 #include <cmath>
 #include <type_traits>
 
+#include "row_ops.h"
 #include "rows.h"
 
 namespace headrace {
@@ -32,7 +31,7 @@ template <typename Activate>
 at::Tensor gate_rows(const at::Tensor& gate_up, const Activate& activate) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % 2 == 0);
   const int64_t size = gate_up.size(1) / 2;
-  at::Tensor out = at::empty({gate_up.size(0), size}, gate_up.options());
+  at::Tensor out = gate_up.new_empty({gate_up.size(0), size});
   with_type_of(gate_up, [&](auto* of_type) {
     using T = std::remove_pointer_t<decltype(of_type)>;
     const T* from = gate_up.const_data_ptr<T>();

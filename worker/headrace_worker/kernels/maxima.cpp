@@ -1,11 +1,10 @@
 // The most likely token of each row of logits, and whether the row can be trusted, in one pass.
 
-#include <ATen/ops/empty.h>
-
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
+#include "row_ops.h"
 #include "rows.h"
 
 namespace headrace {
@@ -54,8 +53,8 @@ std::pair<float, int64_t> max_of_row(const T* row, int64_t size) {
 
 std::tuple<at::Tensor, at::Tensor> max_of_rows(const at::Tensor& rows) {
   TORCH_CHECK(rows.dim() == 2 && rows.stride(1) == 1 && rows.size(1) > 0);
-  at::Tensor maxima = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
-  at::Tensor places = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));
+  at::Tensor maxima = rows.new_empty({rows.size(0)}, at::kFloat);
+  at::Tensor places = rows.new_empty({rows.size(0)}, at::kLong);
   with_type_of(rows, [&](auto* of_type) {
     using T = std::remove_pointer_t<decltype(of_type)>;
     const T* first = rows.const_data_ptr<T>();

@@ -1,10 +1,9 @@
 // Root-mean-square norms, alone and after adding to the residual, rounded where transformers rounds.
 
-#include <ATen/ops/empty.h>
-
 #include <cmath>
 #include <type_traits>
 
+#include "row_ops.h"
 #include "rows.h"
 
 namespace headrace {
@@ -54,7 +53,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
   TORCH_CHECK(x.scalar_type() == weight.scalar_type());
   const int64_t num_heads = has_heads ? x.size(1) : 1;
   const int64_t head_stride = has_heads ? x.stride(1) : 0;
-  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor out = x.new_empty(x.sizes());
   with_type_of(x, [&](auto* of_type) {
     using T = std::remove_pointer_t<decltype(of_type)>;
     const T* from = x.const_data_ptr<T>();
@@ -77,7 +76,7 @@ at::Tensor add_rms_norm(at::Tensor hidden, const at::Tensor& delta, const at::Te
   TORCH_CHECK(delta.sizes() == hidden.sizes() && weight.is_contiguous() && weight.numel() == size);
   TORCH_CHECK(delta.scalar_type() == hidden.scalar_type());
   TORCH_CHECK(weight.scalar_type() == hidden.scalar_type());
-  at::Tensor out = at::empty(hidden.sizes(), hidden.options());
+  at::Tensor out = hidden.new_empty(hidden.sizes());
   with_type_of(hidden, [&](auto* of_type) {
     using T = std::remove_pointer_t<decltype(of_type)>;
     T* sums = hidden.mutable_data_ptr<T>();

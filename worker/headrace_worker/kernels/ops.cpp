@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "kernels.h"
+#include "row_ops.h"
 
 TORCH_LIBRARY(headrace, ops) {
   ops.def("count_threads() -> int", &headrace::count_threads);
@@ -20,4 +21,16 @@ TORCH_LIBRARY(headrace, ops) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table,"
       " Tensor plan, float scale, int? window, float? soft_cap) -> Tensor",
       &headrace::paged_attention);
+  ops.def("rms_norm(Tensor x, Tensor weight, float eps, bool is_centred) -> Tensor",
+          &headrace::rms_norm);
+  ops.def(
+      "add_rms_norm(Tensor(a!) hidden, Tensor delta, Tensor weight, float eps, bool is_centred)"
+      " -> Tensor",
+      &headrace::add_rms_norm);
+  ops.def("silu_mul(Tensor gate_up) -> Tensor", &headrace::silu_mul);
+  ops.def("gelu_tanh_mul(Tensor gate_up) -> Tensor", &headrace::gelu_tanh_mul);
+  ops.def("rotate(Tensor(a!) heads, Tensor cos, Tensor signed_sin) -> ()", &headrace::rotate);
+  ops.def("max_of_rows(Tensor rows) -> (Tensor, Tensor)", &headrace::max_of_rows);
+  ops.def("quantize_rows(Tensor x) -> (Tensor, Tensor)", &headrace::quantize_rows);
+  ops.def("scale_rows(Tensor(a!) rows, Tensor scales, Tensor? bias) -> ()", &headrace::scale_rows);
 }

@@ -1,11 +1,10 @@
 // Rows to whole numbers of eight bits and back: one scale a row, so no row depends on another.
 
-#include <ATen/ops/empty.h>
-
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
+#include "row_ops.h"
 #include "rows.h"
 
 namespace headrace {
@@ -57,8 +56,8 @@ void scale_row(T* row, float scale, const T* bias, int64_t size) {
 std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& x) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous());
   const int64_t size = x.size(1);
-  at::Tensor numbers = at::empty(x.sizes(), x.options().dtype(at::kChar));
-  at::Tensor scales = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  at::Tensor numbers = x.new_empty(x.sizes(), at::kChar);
+  at::Tensor scales = x.new_empty({x.size(0)}, at::kFloat);
   with_type_of(x, [&](auto* of_type) {
     using T = std::remove_pointer_t<decltype(of_type)>;
     const T* from = x.const_data_ptr<T>();

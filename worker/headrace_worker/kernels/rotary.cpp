@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "row_ops.h"
 #include "rows.h"
 
 namespace headrace {
