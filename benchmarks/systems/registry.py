@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.job import Job, Result
 from benchmarks.peers import environments
 from benchmarks.peers.environments import Environment
+from headrace_worker.engine.environment import engine_environment
 
 _ROOT = Path(__file__).parents[2]
 _LOG_END_CHARS = 2000
@@ -107,9 +108,9 @@ PEERS = ("vllm", "openvino", "transformers", "padded")
 
 
 def _variables(system: System, job: Job) -> Mapping[str, str]:
-    """Return what a run finds in its environment; ours gets nothing: its defaults are measured."""
+    """Return what a run finds in its environment; ours gets what a worker gives its engine."""
     if system.environment is None:
-        return {}
+        return engine_environment()
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(job.num_threads)}
     preloads = environments.preloads() if system.environment is environments.VLLM else ""
     return {**offline, **({"LD_PRELOAD": preloads} if preloads else {})}

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
+from headrace_worker.engine.environment import engine_environment
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 from headrace_worker.engine.messages import (
     Bystanders,
@@ -58,6 +59,7 @@ class EngineBridge:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=engine_environment(),
                 start_new_session=True,  # a terminal's Ctrl-C is for us; we drain first
             )
         except OSError as error:
