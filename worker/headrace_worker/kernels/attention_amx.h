@@ -5,40 +5,11 @@
 #pragma once
 
 #include "attention_tile.h"
-
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
-#define HEADRACE_AMX 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "matrix_registers.h"
 
 namespace headrace {
 
-constexpr int64_t kMatrixRows = 16;  // of one matrix register, each of 64 bytes
-
 #ifdef HEADRACE_AMX
-
-// Whether Linux lets this process use the registers; it must be asked once.
-inline bool may_use_matrices() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  static const bool is_allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return is_allowed;
-}
-
-// Shapes the matrix registers of this thread, and gives them back.
-class MatrixRegisters {
- public:
-  MatrixRegisters() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } shape;
-    _tile_loadconfig(&shape);
-  }
-  ~MatrixRegisters() { _tile_release(); }
-  MatrixRegisters(const MatrixRegisters&) = delete;
-};
 
 // Registers 0 to 3 hold sums of Rows x 2 matrices, 4 and 5 left operands, 6 and 7 right ones.
 template <int Rows>
@@ -111,10 +82,6 @@ void weigh_matrices(const uint32_t* weights, const KeyTile& tile, int64_t head_d
     store_sums<Rows>(sums + d, head_dim);
   }
 }
-
-#else
-
-inline bool may_use_matrices() { return false; }
 
 #endif
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace_worker.kernels.attention_checks import find_attention_differences
+from headrace_worker.kernels.linear_checks import find_linear_differences
 from headrace_worker.kernels.row_checks import find_differences
 
 
@@ -15,7 +16,8 @@ class KernelMismatch(Exception):
 def check_kernels() -> None:
     """Run each kind of kernel once against torch; raises KernelMismatch."""
     _check_threads()
-    if differences := ", ".join([*find_differences(), *find_attention_differences()]):
+    found = (*find_differences(), *find_attention_differences(), *find_linear_differences())
+    if differences := ", ".join(found):
         raise KernelMismatch(f"kernels compute what torch does not: {differences}")
 
 

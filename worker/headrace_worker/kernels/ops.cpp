@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "kernels.h"
+#include "linear.h"
 #include "row_ops.h"
 
 TORCH_LIBRARY(headrace, ops) {
@@ -21,6 +22,10 @@ TORCH_LIBRARY(headrace, ops) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table,"
       " Tensor plan, float scale, int? window, float? soft_cap) -> Tensor",
       &headrace::paged_attention);
+  ops.def("has_matrix_unit() -> bool", &headrace::has_matrix_unit);
+  ops.def("pack_linear(Tensor weight) -> Tensor", &headrace::pack_linear);
+  ops.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor",
+          &headrace::packed_linear);
   ops.def("rms_norm(Tensor x, Tensor weight, float eps, bool is_centred) -> Tensor",
           &headrace::rms_norm);
   ops.def(

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from headrace_worker.kernels import kernels_are_loaded
 from headrace_worker.model.int8 import Int8Product
 from headrace_worker.model.row_counts import RowCounts, multiply_padded
 
@@ -25,7 +26,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight  # [out_features, in_features]; gone once packed
         self.bias = bias  # [out_features]
-        self._product: PackedProduct | Int8Product | None = None  # None: not packed
+        self._product: PackedProduct | MatrixProduct | Int8Product | None = None  # None: not packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[num_tokens, out_features]``."""
@@ -35,7 +36,7 @@ class Linear:
 
     @property
     def is_packed(self) -> bool:
-        """Whether oneDNN has the weight in its own layout."""
+        """Whether the weight is in a layout for this CPU."""
         return self._product is not None
 
     @property
@@ -47,14 +48,19 @@ class Linear:
     def pack(
         self, *, keep_weight: bool = False, known: dict[ProductShape, RowCounts] | None = None
     ) -> None:
-        """Copy the filled weight into oneDNN's layout, where this CPU and torch have one.
+        """Copy the filled weight into our layout or oneDNN's, where this CPU has one.
 
         The weight itself is dropped then, unless ``keep_weight``. Projections that are given the
         same ``known`` share what is found out about their shapes.
         """
-        if self.weight.device.type != "cpu" or not can_pack(self.weight.dtype):
+        if self.weight.device.type != "cpu":
             return
-        self._product = PackedProduct(self.weight, self.bias, {} if known is None else known)
+        if has_matrix_unit(self.weight.dtype):
+            self._product = MatrixProduct(self.weight, self.bias)
+        elif can_pack(self.weight.dtype):
+            self._product = PackedProduct(self.weight, self.bias, {} if known is None else known)
+        else:
+            return
         if not keep_weight:
             del self.weight
 
@@ -63,6 +69,25 @@ class Linear:
         self._product = Int8Product(self.weight, self.bias)
         if not keep_weight:
             del self.weight
+
+
+class MatrixProduct:
+    """The product of a bfloat16 weight on AMX by our own kernel: no row count is special."""
+
+    __slots__ = ("_bias", "_num_outputs", "_packed", "nbytes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.headrace.pack_linear(weight)
+        self._num_outputs = len(weight)
+        self._bias = bias
+        self.nbytes = self._packed.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[num_tokens, out_features]``."""
+        product: torch.Tensor = torch.ops.headrace.packed_linear(
+            x, self._packed, self._bias, self._num_outputs
+        )
+        return product
 
 
 class PackedProduct:
@@ -100,6 +125,15 @@ class PackedProduct:
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         return multiply_packed(x, self._packed, self._bias)
+
+
+def has_matrix_unit(dtype: torch.dtype) -> bool:
+    """Whether weights of the dtype are multiplied by our kernel on the CPU's matrix unit."""
+    return (
+        dtype is torch.bfloat16
+        and kernels_are_loaded()
+        and bool(torch.ops.headrace.has_matrix_unit())
+    )
 
 
 @cache
