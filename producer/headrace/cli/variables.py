@@ -36,7 +36,7 @@ WORKER_VARIABLES = _named(
 )
 
 SHARED_VARIABLES = _named(
-    *("CACHE_DIR", "STATE_DIR"),
+    *("CACHE_DIR", "STATE_DIR", "KERNELS"),
     *("QUEUE_MEMORY", "ACL_FILE", "QUEUE_URL", "BACKEND_URL"),  # of compose.yaml
 )
 
