@@ -214,6 +214,8 @@ def test_whatever_is_written_into_the_shared_books_others_are_served(
     driver.enqueue("r1", tenant=VICTIM)
     driver.janitor()
     driver.reap()
+    mallory.client.hset(driver.keys.stats, "queued:5:mallory", value)
+    mallory.client.zadd(driver.keys.served(5), {MALLORY: -1})  # its turn, and nothing in its lane
     granted = driver.claim().grants
     assert [grant.request_id for grant in granted] == ["before", "r1"]
     for grant in granted:

@@ -27,7 +27,7 @@ local function count(q, what, lane, tenant, by)
 end
 
 local function count_bytes(q, by)
-  if by == 0 then return end -- Lua writes the negative of 0 as -0, which Redis refuses
+  if by == 0 then return end
   local left = add_up(stats_key(q), 'bytes', by)
   if left <= 0 then redis.call('HDEL', stats_key(q), 'bytes') end
 end

@@ -109,6 +109,7 @@ local function cursor_of(text)
 end
 
 local function add_up(key, field, by)
+  by = by + 0 -- Lua writes the negative of 0 as -0, which Redis refuses
   local sum = redis.pcall('HINCRBY', key, field, by)
   if type(sum) == 'number' then return sum end
   redis.call('HDEL', key, field)
