@@ -139,7 +139,7 @@ def test_a_llama_is_the_same_by_either_implementation(tmp_path: Path) -> None:
         *(PackedRun(m, create_backend(None, CPU), texts).prefill(16) for m in (native, external)),
         strict=True,
     ):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     for model_impl in ("native", "transformers"):
         engine = llama.load_engine(60, model_impl=model_impl, max_num_batched_tokens=16)
         assert run(engine, *requests()).tokens == llama.greedy()
