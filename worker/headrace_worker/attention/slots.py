@@ -8,10 +8,8 @@ import torch
 
 from headrace_worker.attention.base import (
     AttentionBackend,
-    AttentionNeed,
     KVCacheSpec,
     PackedBatch,
-    UnusableBackend,
 )
 
 
@@ -46,16 +44,9 @@ class SlotBackend(AttentionBackend):
         return (16, 32, 64, 128, 256, 8, 4, 2, 1)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int) -> None:
-        """Reserve the zero-filled cache.
-
-        Raises:
-            UnusableBackend: the backend does not take the device, the dtype or the head size.
-            ValueError: the block size is not supported, or no block is left to use.
-        """
-        need = AttentionNeed(spec.device, spec.dtype, spec.head_dim)
-        if (obstacle := self.obstacle(need)) is not None:
-            raise UnusableBackend(obstacle)
-        self._cache = allocate_slots(spec, num_blocks, self.supported_block_sizes())
+        """Reserve the zero-filled cache; raises as ``check_cache`` does."""
+        self.check_cache(spec, num_blocks)
+        self._cache = _allocate_slots(spec, num_blocks)
 
     def write_kv(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
@@ -70,18 +61,7 @@ class SlotBackend(AttentionBackend):
         return self._cache
 
 
-def allocate_slots(
-    spec: KVCacheSpec, num_blocks: int, supported_block_sizes: tuple[int, ...]
-) -> SlotCache:
-    """Return a zero-filled cache of ``num_blocks`` blocks, the trash block counted.
-
-    Raises:
-        ValueError: the block size is not supported, or no block is left beside the trash block.
-    """
-    if spec.block_size not in supported_block_sizes:
-        raise ValueError(f"block size {spec.block_size} is not one of {supported_block_sizes}")
-    if num_blocks < 2:
-        raise ValueError(f"{num_blocks} block(s) leave none besides the trash block")
+def _allocate_slots(spec: KVCacheSpec, num_blocks: int) -> SlotCache:
     shape = (num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
 
     def layers() -> tuple[torch.Tensor, ...]:
