@@ -28,32 +28,12 @@ inline void multiply_matrices(const char* left, int64_t left_stride, const char*
 }
 
 template <int Rows>
-inline void clear_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (Rows == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-}
-
-template <int Rows>
 inline void load_sums(const float* sums, int64_t stride) {
   _tile_loadd(0, sums, stride * sizeof(float));
   _tile_loadd(1, sums + kLanes, stride * sizeof(float));
   if constexpr (Rows == 2) {
     _tile_loadd(2, sums + kMatrixRows * stride, stride * sizeof(float));
     _tile_loadd(3, sums + kMatrixRows * stride + kLanes, stride * sizeof(float));
-  }
-}
-
-template <int Rows>
-inline void store_sums(float* sums, int64_t stride) {
-  _tile_stored(0, sums, stride * sizeof(float));
-  _tile_stored(1, sums + kLanes, stride * sizeof(float));
-  if constexpr (Rows == 2) {
-    _tile_stored(2, sums + kMatrixRows * stride, stride * sizeof(float));
-    _tile_stored(3, sums + kMatrixRows * stride + kLanes, stride * sizeof(float));
   }
 }
 

@@ -70,35 +70,25 @@ class PaddedRows {
   int64_t in_, num_in_place_;
 };
 
-// sums [32 or 16 rows, 32] of rows that begin at first and second (null: 16 rows only).
-template <bool HasSecond>
+// sums [32 or 16 rows, 32] (Rows: 2 or 1) of rows that begin at first and, if there are 32, second.
+template <int Rows>
 void multiply(const uint16_t* first, const uint16_t* second, const uint16_t* weight, int64_t steps,
               float* sums) {
   const int64_t stride = steps * kInputs * sizeof(uint16_t);
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (HasSecond) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  clear_sums<Rows>();
   for (int64_t s = 0; s < steps; ++s, weight += kStepElements) {
     _tile_loadd(4, first + s * kInputs, stride);
     _tile_loadd(6, weight, 64);
     _tile_loadd(7, weight + kOperand, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    if constexpr (HasSecond) {
+    if constexpr (Rows == 2) {
       _tile_loadd(5, second + s * kInputs, stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, kColumns * sizeof(float));
-  _tile_stored(1, sums + 16, kColumns * sizeof(float));
-  if constexpr (HasSecond) {
-    _tile_stored(2, sums + kMatrixRows * kColumns, kColumns * sizeof(float));
-    _tile_stored(3, sums + kMatrixRows * kColumns + 16, kColumns * sizeof(float));
-  }
+  store_sums<Rows>(sums, kColumns);
 }
 
 // Adds the bias of 32 columns, zeros where there is none, and rounds; stores the columns that exist.
@@ -137,9 +127,9 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed,
       for (int64_t row = 0; row < num_rows; row += 2 * kMatrixRows) {
         const int64_t count = std::min(2 * kMatrixRows, num_rows - row);
         if (count > kMatrixRows)
-          multiply<true>(rows.at(row), rows.at(row + kMatrixRows), columns, steps, sums);
+          multiply<2>(rows.at(row), rows.at(row + kMatrixRows), columns, steps, sums);
         else
-          multiply<false>(rows.at(row), nullptr, columns, steps, sums);
+          multiply<1>(rows.at(row), nullptr, columns, steps, sums);
         for (int64_t r = 0; r < count; ++r)
           store(sums + r * kColumns, added, to + (row + r) * out_features + column, mask);
       }

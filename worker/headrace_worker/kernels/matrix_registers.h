@@ -12,7 +12,8 @@
 
 namespace headrace {
 
-constexpr int64_t kMatrixRows = 16;  // of one matrix register, each of 64 bytes
+constexpr int64_t kMatrixRows = 16;     // of one matrix register, each of 64 bytes
+constexpr int64_t kMatrixColumns = 16;  // floats in such a row
 
 #ifdef HEADRACE_AMX
 
@@ -37,6 +38,27 @@ class MatrixRegisters {
   ~MatrixRegisters() { _tile_release(); }
   MatrixRegisters(const MatrixRegisters&) = delete;
 };
+
+// Registers 0 to 3 hold sums of Rows x 2 matrices: sums [Rows * 16, 32], `stride` floats a row.
+template <int Rows>
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (Rows == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+template <int Rows>
+inline void store_sums(float* sums, int64_t stride) {
+  _tile_stored(0, sums, stride * sizeof(float));
+  _tile_stored(1, sums + kMatrixColumns, stride * sizeof(float));
+  if constexpr (Rows == 2) {
+    _tile_stored(2, sums + kMatrixRows * stride, stride * sizeof(float));
+    _tile_stored(3, sums + kMatrixRows * stride + kMatrixColumns, stride * sizeof(float));
+  }
+}
 
 #else
 
