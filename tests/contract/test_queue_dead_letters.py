@@ -15,7 +15,6 @@ from headrace.functions import (
 )
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
-from support.waiting import eventually
 
 
 def test_a_dead_letter_tells_what_happened(driver: QueueDriver) -> None:
@@ -54,9 +53,9 @@ def test_a_late_write_from_before_a_replay_is_refused(driver: QueueDriver) -> No
     """Though the same worker holds the request again, its first life's epochs are over."""
     driver.enqueue("poison")
     stale = driver.grant()
-    driver.release(stale, strike=True)
+    driver.die(stale)
     for _ in range(2):
-        driver.release(driver.grant(), strike=True)
+        driver.die(driver.grant())
     driver.run(replay_dead(driver.keys, entry_id=_letters(driver)[0].entry_id))
     driver.grant()
     assert driver.emit(stale).outcome is EmitOutcome.FENCED
@@ -153,14 +152,7 @@ def _letters(driver: QueueDriver) -> tuple[DeadLetter, ...]:
 
 
 def _bury(driver: QueueDriver, request_id: str, **options: object) -> None:
-    """Let it die alone, after all who died before: deaths of one millisecond are shared ones."""
-    started = _clock_ms(driver)
-    eventually(lambda: _clock_ms(driver) > started)
+    """Let it die alone until it is a dead letter."""
     driver.enqueue(request_id, **options)
     for _ in range(3):
-        driver.release(driver.grant(), strike=True)
-
-
-def _clock_ms(driver: QueueDriver) -> int:
-    seconds, microseconds = driver.client.time()
-    return int(seconds) * 1000 + int(microseconds) // 1000
+        driver.die(driver.grant())

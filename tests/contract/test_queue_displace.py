@@ -96,7 +96,7 @@ def test_a_suspect_displaces_nobody(driver: QueueDriver) -> None:
     """It runs alone, so it waits for an empty worker, whatever its priority."""
     driver.enqueue("suspect", priority=0)
     for _ in range(2):
-        driver.release(driver.grant(), strike=True, cause="killed")
+        driver.die(driver.grant())
     assert claim_full(driver, (9, 8, TOTAL_TOKENS)) == []
     assert driver.grant("full").request_id == "suspect"
 

@@ -131,10 +131,10 @@ def test_a_suspect_that_is_to_be_finished_is_no_dead_letter(driver: QueueDriver)
     """It ends with what it has, also when it takes its worker down for the last time."""
     driver.enqueue()
     for _ in range(2):
-        driver.release(driver.grant(), strike=True)
+        driver.die(driver.grant())
     grant = driver.grant()
     driver.finish_now()
-    driver.release(grant, strike=True)
+    driver.die(grant)
     assert driver.end().finish_reason is FinishReason.STOPPED_EARLY
     assert driver.client.exists(driver.keys.dead) == 0
 

@@ -24,7 +24,7 @@ def test_every_key_has_the_name_that_keys_py_gives_it(driver: QueueDriver, clien
     driver.finish(driver.grant())
     driver.enqueue("poison", priority=0)
     for _ in range(3):
-        driver.release(driver.grant(), strike=True)
+        driver.die(driver.grant())
     driver.enqueue("running", priority=3, ttl_ms=50_000)
     driver.emit(driver.grant())
     driver.reap()

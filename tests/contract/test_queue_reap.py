@@ -142,7 +142,7 @@ def test_strikes_from_a_dead_engine_count_alike(driver: QueueDriver) -> None:
     """release with a strike ends in a dead letter, too."""
     driver.enqueue("poison")
     for _ in range(3):
-        driver.release(driver.grant(), strike=True)
+        driver.die(driver.grant())
     assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
 
 

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from headrace.errors import ErrorCode
-from headrace.functions import DeadLetter, Grant, list_dead
+from headrace.functions import DeadLetter, list_dead
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver, chunk_of
 
@@ -28,11 +28,11 @@ def test_an_innocent_that_runs_alone_is_no_dead_letter_after_three_kills(
 ) -> None:
     """Killed twice before its first token it is a suspect; tokens of the third run clear it."""
     driver.enqueue()
-    _die(driver, driver.grant())
-    _die(driver, driver.grant())
+    driver.die(driver.grant())
+    driver.die(driver.grant())
     driver.emit(grant := driver.grant(), 0, 1)
     assert grant.strikes == 2
-    _die(driver, grant)
+    driver.die(grant)
     assert (driver.status().state, driver.status().strikes) == (RequestState.QUEUED, 1)
 
 
@@ -40,9 +40,9 @@ def test_poison_of_a_later_token_is_found_at_the_third_death(driver: QueueDriver
     """It got on before its first death, and no further afterwards."""
     driver.enqueue()
     driver.emit(grant := driver.grant(), 0, 100)
-    _die(driver, grant)
-    _die(driver, driver.grant())
-    _die(driver, driver.grant())
+    driver.die(grant)
+    driver.die(driver.grant())
+    driver.die(driver.grant())
     assert driver.end().error_code is ErrorCode.DEAD_LETTERED
 
 
@@ -65,8 +65,8 @@ def test_who_died_with_the_culprit_alone_is_cleared(driver: QueueDriver) -> None
     for number, lane in enumerate((5, 5, 5, 6)):
         driver.enqueue(f"r{number}", priority=lane)
     for _ in range(2):
-        _die(driver, *driver.claim().grants)
-    _die(driver, poison := driver.grant())
+        driver.die(*driver.claim().grants)
+    driver.die(poison := driver.grant())
     assert driver.status(poison.request_id).error_code == "dead_lettered"
     together = driver.claim("busy", free_tokens=900).grants
     in_other_lane = driver.claim("w1", free_tokens=900).grants
@@ -77,11 +77,11 @@ def test_who_died_with_the_culprit_alone_is_cleared(driver: QueueDriver) -> None
 def test_a_suspect_that_also_died_without_the_culprit_is_not_cleared(driver: QueueDriver) -> None:
     """One death of its own is enough to run alone."""
     driver.enqueue("other", priority=9)
-    _die(driver, driver.grant())
+    driver.die(driver.grant())
     driver.enqueue("poison", priority=0)
-    _die(driver, *driver.claim().grants)
+    driver.die(*driver.claim().grants)
     for _ in range(2):
-        _die(driver, driver.grant())
+        driver.die(driver.grant())
     assert [letter.request_id for letter in _letters(driver)] == ["poison"]
     assert driver.claim("busy", free_tokens=900).grants == ()
     assert driver.grant().strikes == 2
@@ -114,7 +114,7 @@ def test_poison_that_gets_on_a_little_each_time_ends_after_ten_deaths(driver: Qu
     deaths = 0
     while not driver.status().state.is_terminal:
         driver.emit(grant := driver.grant(), deaths, 1)
-        _die(driver, grant)
+        driver.die(grant)
         deaths += 1
     assert deaths == 10
     assert _letters(driver)[0].evidence[-1].was_alone
@@ -125,7 +125,7 @@ def test_a_long_run_alone_after_many_deaths_is_no_dead_letter(driver: QueueDrive
     driver.enqueue()
     for number in range(20):
         driver.emit(grant := driver.grant(), number * 33, 33)
-        _die(driver, grant)
+        driver.die(grant)
     driver.enqueue("other")
     assert [grant.request_id for grant in driver.claim().grants] == ["r1"]
 
@@ -134,9 +134,9 @@ def test_a_letter_shows_each_death(driver: QueueDriver) -> None:
     """Worker, epoch, tokens at the grant and at the death, alone or not, when, and the cause."""
     driver.enqueue()
     driver.emit(first := driver.grant("w1"), 0, 2)
-    _die(driver, first)
+    driver.die(first)
     second = driver.grant("w2")
-    driver.release(second, worker_id="w2", strike=True, cause="exited with status 1")
+    driver.die(second, worker_id="w2", cause="exited with status 1")
     driver.grant("w3")
     driver.let_leases_lapse()
     one, two, three = _letters(driver)[0].evidence
@@ -149,10 +149,10 @@ def test_a_letter_shows_each_death(driver: QueueDriver) -> None:
 def test_evidence_that_somebody_overwrote_is_begun_anew(driver: QueueDriver, client: Redis) -> None:
     """Garbage in the hash costs what it replaced, not the request."""
     driver.enqueue()
-    _die(driver, driver.grant())
+    driver.die(driver.grant())
     client.hset(driver.keys.request("acme", "r1"), "evidence", b"\xc1")
-    _die(driver, driver.grant())
-    _die(driver, driver.grant())
+    driver.die(driver.grant())
+    driver.die(driver.grant())
     assert [death.epoch for death in _letters(driver)[0].evidence] == [2, 3]
 
 
@@ -160,11 +160,11 @@ def test_evidence_that_somebody_overwrote_is_begun_anew(driver: QueueDriver, cli
 def test_a_cancelled_suspect_is_cancelled_not_buried(driver: QueueDriver, told: bool) -> None:
     """Whoever wanted it to stop gets that, and no dead letter is left."""
     driver.enqueue()
-    _die(driver, driver.grant())
-    _die(driver, driver.grant())
+    driver.die(driver.grant())
+    driver.die(driver.grant())
     grant = driver.grant()
     driver.cancel()
-    _die(driver, grant) if told else driver.let_leases_lapse()
+    driver.die(grant) if told else driver.let_leases_lapse()
     assert driver.status().state is RequestState.CANCELLED
     assert _letters(driver) == ()
 
@@ -178,15 +178,11 @@ def _serve(driver: QueueDriver, *, poison: str, fails_at: int) -> int:
             driver.emit_all([chunk_of(grant, grant.num_tokens + token, 1) for grant in grants])
         if at < 5:
             num_crashes += 1
-            _die(driver, *grants)
+            driver.die(*grants)
         else:
             for grant in grants:
                 driver.finish(grant, grant.num_tokens + 5)
     return num_crashes
-
-
-def _die(driver: QueueDriver, *grants: Grant) -> None:
-    driver.release(*grants, strike=True, cause="killed by signal 9")
 
 
 def _letters(driver: QueueDriver) -> tuple[DeadLetter, ...]:

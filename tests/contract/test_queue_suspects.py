@@ -120,4 +120,4 @@ def _make_suspects(driver: QueueDriver, *names: str) -> None:
     for name in names:
         driver.enqueue(name)
     for _ in range(2):
-        driver.release(*driver.claim("gone").grants, worker_id="gone", strike=True)
+        driver.die(*driver.claim("gone").grants, worker_id="gone")

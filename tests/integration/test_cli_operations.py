@@ -69,9 +69,7 @@ def take_down(driver: QueueDriver, request_id: str) -> None:
 
     def is_dead() -> bool:
         for grant in driver.claim(f"victim-of-{request_id}").grants:
-            driver.release(
-                grant, worker_id=f"victim-of-{request_id}", strike=True, cause="killed by signal 9"
-            )
+            driver.die(grant, worker_id=f"victim-of-{request_id}")
         status = driver.status(request_id, tenant="default")
         return status.state.is_terminal
 
