@@ -82,8 +82,8 @@ def _compile_rows() -> int:
     heads = {"HEAD_BLOCK": 64, "HALF": 64, "HALF_BLOCK": 64, "grid": (1,)}
     rotate = rotary._rotate_token.warmup(x, x, x, 6144, 128, HEADS=40, **heads)
     store = rotary._rotate_and_store_token.warmup(
-        x, x, x, x, x, slots, 6144, 128, QUERY_HEADS=32, KV_HEADS=8, KV_BLOCK=8, HEAD_DIM=128,
-        DIM_BLOCK=128, **heads,
+        x, x, x, x, x, x, slots, 6144, 128, 6144, 128, QUERY_HEADS=32, KV_HEADS=8, KV_BLOCK=8,
+        HEAD_DIM=128, DIM_BLOCK=128, **heads,
     )  # fmt: skip
     return _shared_bytes(norm, gate, rotate, store)
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace_worker.attention import AttentionBackend, KVCacheSpec
+from headrace_worker.attention.cpu import CpuBackend
+from headrace_worker.attention.reference import ReferenceBackend
 from headrace_worker.attention.triton import TritonBackend
 from headrace_worker.model.activations import ACTIVATIONS
+from headrace_worker.model.config import from_transformers
+from headrace_worker.model.decoder import Decoder
+from headrace_worker.model.kv_place import KVPlace
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.rope import Rotation, rotate
-from headrace_worker.model.row_ops import TorchRowOps, best_row_ops
+from headrace_worker.model.row_ops import TORCH_ROW_OPS, TorchRowOps, best_row_ops
 from headrace_worker.model.triton_row_ops import TritonRowOps
+from support.packed import Share, pack
+from support.tiny_models import build_tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed on this machine")
 from headrace_worker.kernels_triton.rotary import rotate_and_store
@@ -118,12 +126,58 @@ def test_a_rotation_that_writes_to_the_cache(dtype: torch.dtype, rotary_dim: int
     rotation, slots = rotation_of(4, rotary_dim, dtype), torch.tensor([7, 2, 9, 4])
     expected, value = rotate(fused[:, :5].clone(), rotation), fused[:, 5:].clone()
     caches = (torch.zeros(12, 2, 16, dtype=dtype), torch.zeros(12, 2, 16, dtype=dtype))
-    query = rotate_and_store(fused, rotation, *caches, slots)
+    query = rotate_and_store(fused[:, :5], fused[:, 5:], rotation, caches, slots)
     assert torch.equal(query, expected[:, :3])
     assert torch.equal(caches[0][slots], expected[:, 3:])
     assert torch.equal(caches[1][slots], value)
     others = [slot for slot in range(12) if slot not in slots.tolist()]
     assert not any(cache[others].any() for cache in caches)
+
+
+def test_normed_heads_lie_elsewhere_than_values() -> None:
+    """Queries and keys that were normed are a tensor of their own, with strides of their own."""
+    fused, normed = draw(4, 7, 16, dtype=torch.float32), draw(4, 5, 16, dtype=torch.float32, seed=1)
+    rotation, slots = rotation_of(4, 16, torch.float32), torch.arange(1, 5)
+    expected = rotate(normed.clone(), rotation)
+    caches = (torch.zeros(5, 2, 16), torch.zeros(5, 2, 16))
+    assert torch.equal(
+        rotate_and_store(normed, fused[:, 5:], rotation, caches, slots), expected[:, :3]
+    )
+    assert torch.equal(caches[0][1:], expected[:, 3:])
+    assert torch.equal(caches[1][1:], fused[:, 5:])
+
+
+@pytest.mark.parametrize("backend", [TritonBackend, ReferenceBackend, CpuBackend])
+def test_a_layer_leaves_the_same_cache_by_one_launch_or_two(
+    backend: type[AttentionBackend],
+) -> None:
+    """Whatever the layout, what is read back is what a rotation and then a write leave."""
+    batch = pack([Share([0] * 5, 0, [2, 1])], block_size=4)
+    spec = KVCacheSpec(1, 2, 16, torch.float32, torch.device("cpu"), 4)
+    rotation, results = rotation_of(5, 16, torch.float32), []
+    for ops in (OPS, TORCH_ROW_OPS):
+        own = backend()
+        own.allocate(spec, 3)
+        own.begin(batch)
+        fused = draw(5, 8, 16, dtype=torch.float32)
+        place = KVPlace(0, batch, own)
+        query = ops.rotate_and_write(fused[:, :6], fused[:, 6:], rotation, place)
+        results.append(own.attend(query, 0, batch, scale=0.25))
+    torch.testing.assert_close(*results, atol=2e-6, rtol=2e-6)
+
+
+def test_a_layer_that_rotates_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole forward over slots never writes to the cache by itself."""
+    config = from_transformers(build_tiny_model("qwen3").config, ())
+    decoder, backend = Decoder(config, torch.float32, torch.device("cpu")), TritonBackend()
+    for tensor in decoder.parameters().values():
+        tensor.fill_(0.1)
+    for layer in decoder.layers:
+        layer.row_ops = OPS
+    backend.allocate(KVCacheSpec(2, 2, 16, torch.float32, torch.device("cpu"), 4), 3)
+    monkeypatch.setattr(backend, "write_kv", None)
+    assert decoder.forward(pack([Share([3, 4, 5], 0, [1])], 4), backend).isfinite().all()
+    assert backend.cache.key[1][4:7].any()
 
 
 def test_a_rotation_in_bfloat16() -> None:

@@ -27,34 +27,33 @@ def rotate_rows(heads: torch.Tensor, rotation: Rotation) -> None:
 
 
 def rotate_and_store(
-    fused: torch.Tensor,  # [num_tokens, heads + 2 * kv_heads, head_dim]: query, key, value
+    query_key: torch.Tensor,  # [num_tokens, heads + kv_heads, head_dim]
+    value: torch.Tensor,  # [num_tokens, kv_heads, head_dim]
     rotation: Rotation,
-    key_cache: torch.Tensor,  # [num_slots, kv_heads, head_dim]
-    value_cache: torch.Tensor,  # the same shape
+    cache: tuple[torch.Tensor, torch.Tensor],  # keys and values [num_slots, kv_heads, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
 ) -> torch.Tensor:
     """Rotate query and key in place, write key and value to their slots; return the query.
 
-    The query ``[num_tokens, heads, head_dim]`` is a view of ``fused``.
+    The query ``[num_tokens, heads, head_dim]`` is a view of ``query_key``.
     """
-    kv_heads, head_dim = key_cache.shape[1:]
-    num_rotated = fused.shape[1] - kv_heads
+    kv_heads, head_dim = value.shape[1:]
+    num_rotated = query_key.shape[1]
     cos, signed_sin = rotation
-    assert fused.stride(-1) == 1
-    assert key_cache.is_contiguous()
-    assert value_cache.is_contiguous()
+    assert query_key.stride(-1) == value.stride(-1) == 1
+    assert all(rows.is_contiguous() for rows in (*rotation, *cache))
     half = cos.shape[-1] // 2
-    if fused.numel() > 0:
-        _rotate_and_store_token[fused.shape[0],](
-            fused, cos, signed_sin, key_cache, value_cache, slot_mapping,
-            fused.stride(0), fused.stride(1),
+    if query_key.numel() > 0:
+        _rotate_and_store_token[query_key.shape[0],](
+            query_key, value, cos, signed_sin, *cache, slot_mapping,
+            query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1),
             QUERY_HEADS=num_rotated - kv_heads, KV_HEADS=kv_heads,
             HEAD_BLOCK=triton.next_power_of_2(num_rotated),
             KV_BLOCK=triton.next_power_of_2(kv_heads),
             HALF=half, HALF_BLOCK=triton.next_power_of_2(half),
             HEAD_DIM=head_dim, DIM_BLOCK=triton.next_power_of_2(head_dim), num_warps=4,
         )  # fmt: skip
-    return fused[:, : num_rotated - kv_heads]
+    return query_key[:, : num_rotated - kv_heads]
 
 
 @triton.jit
@@ -81,7 +80,8 @@ def _rotate_token(
 
 @triton.jit
 def _rotate_and_store_token(
-    fused,
+    query_key,
+    value,
     cos,
     signed_sin,
     key_cache,
@@ -89,6 +89,8 @@ def _rotate_and_store_token(
     slot_mapping,
     token_stride,
     head_stride,
+    value_token_stride,
+    value_head_stride,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -99,12 +101,13 @@ def _rotate_and_store_token(
     DIM_BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    fused += token * token_stride
+    query_key += token * token_stride
+    value += token * value_token_stride
     slot = tl.load(slot_mapping + token) * (KV_HEADS * HEAD_DIM)
     head = tl.arange(0, HEAD_BLOCK)
     half = tl.arange(0, HALF_BLOCK)
     is_pair = (head < QUERY_HEADS + KV_HEADS)[:, None] & (half < HALF)[None, :]
-    source = fused + head[:, None] * head_stride + half[None, :]
+    source = query_key + head[:, None] * head_stride + half[None, :]
     first, second = _rotated(source, cos, signed_sin, token, half, is_pair, HALF)
     tl.store(source, first, mask=is_pair)
     tl.store(source + HALF, second, mask=is_pair)
@@ -117,11 +120,11 @@ def _rotate_and_store_token(
     dim = tl.arange(0, DIM_BLOCK)
     is_value = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
     place = kv_head[:, None] * HEAD_DIM + dim[None, :]
-    keys = fused + (QUERY_HEADS + kv_head)[:, None] * head_stride + dim[None, :]
-    values = keys + KV_HEADS * head_stride
+    values = value + kv_head[:, None] * value_head_stride + dim[None, :]
     tl.store(value_cache + slot + place, tl.load(values, mask=is_value), mask=is_value)
     if 2 * HALF < HEAD_DIM:  # what does not turn
         is_still = is_value & (dim >= 2 * HALF)[None, :]
+        keys = query_key + (QUERY_HEADS + kv_head)[:, None] * head_stride + dim[None, :]
         tl.store(key_cache + slot + place, tl.load(keys, mask=is_still), mask=is_still)
 
 

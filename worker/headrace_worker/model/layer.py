@@ -6,8 +6,10 @@ import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.kv_place import KVPlace
 from headrace_worker.model.linear import Linear, empty_linear
 from headrace_worker.model.norm import Norm
+from headrace_worker.model.ranks import ALONE, Ranks
 from headrace_worker.model.rope import Rotation
 from headrace_worker.model.row_ops import TORCH_ROW_OPS, RowOps
 
@@ -16,9 +18,15 @@ class DecoderLayer:
     """Attention and feed-forward of one layer, with query, key, value and gate, up fused."""
 
     def __init__(
-        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config = config
+        self.config = config  # of this rank's part
+        self.ranks = ranks
         self.index = index
         hidden, inner = config.hidden_size, config.intermediate_size
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -55,11 +63,11 @@ class DecoderLayer:
         """
         ops = self.row_ops
         normed = ops.add_norm(hidden, delta, self.input_norm)
-        attended = self._attend(normed, rotation, batch, backend)
+        attended = self.ranks.sum(self._attend(normed, rotation, batch, backend))
         if self.attention_post_norm is not None:
             attended = ops.norm(attended, self.attention_post_norm)
         normed = ops.add_norm(hidden, attended, self.feed_forward_norm)
-        fed = self.down(ops.gate(self.gate_up(normed), self.config.activation))
+        fed = self.ranks.sum(self.down(ops.gate(self.gate_up(normed), self.config.activation)))
         if self.feed_forward_post_norm is not None:
             fed = ops.norm(fed, self.feed_forward_post_norm)
         return fed
@@ -79,11 +87,14 @@ class DecoderLayer:
             query, key = query_key[:, :heads], query_key[:, heads:]
             norm = self.row_ops.norm
             query_key = torch.cat((norm(query, self.query_norm), norm(key, self.key_norm)), dim=1)
-        if rotation is not None:
-            query_key = self.row_ops.rotate(query_key, rotation)
-        backend.write_kv(self.index, query_key[:, heads:], value, batch)
+        if rotation is None:
+            backend.write_kv(self.index, query_key[:, heads:], value, batch)
+            query = query_key[:, :heads]
+        else:
+            place = KVPlace(self.index, batch, backend)
+            query = self.row_ops.rotate_and_write(query_key, value, rotation, place)
         attended = backend.attend(
-            query_key[:, :heads],
+            query,
             self.index,
             batch,
             scale=config.attention_scale,

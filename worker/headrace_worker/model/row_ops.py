@@ -10,6 +10,7 @@ from headrace_worker.attention.base import AttentionNeed
 from headrace_worker.attention.triton import TritonBackend
 from headrace_worker.kernels import kernels_are_loaded
 from headrace_worker.model.activations import ACTIVATIONS
+from headrace_worker.model.kv_place import KVPlace, RotateThenWrite
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.rope import Rotation, rotate
 from headrace_worker.model.triton_row_ops import TritonRowOps
@@ -38,8 +39,17 @@ class RowOps(Protocol):
         """Return ``[num_tokens, heads, head_dim]``, rotated; the argument may be overwritten."""
         ...
 
+    def rotate_and_write(
+        self, query_key: torch.Tensor, value: torch.Tensor, rotation: Rotation, place: KVPlace
+    ) -> torch.Tensor:
+        """Rotate ``[num_tokens, heads + kv_heads, head_dim]``, write keys and values to the cache.
 
-class TorchRowOps:
+        Returns the rotated query ``[num_tokens, heads, head_dim]``; arguments may be overwritten.
+        """
+        ...
+
+
+class TorchRowOps(RotateThenWrite):
     """The reference, which has the bits of transformers."""
 
     name: ClassVar[str] = "torch"
@@ -66,7 +76,7 @@ class TorchRowOps:
         return rotate(heads, rotation)
 
 
-class KernelRowOps:
+class KernelRowOps(RotateThenWrite):
     """One pass over the rows each; rounded at the same places, sums of squares in another order."""
 
     name: ClassVar[str] = "kernels"

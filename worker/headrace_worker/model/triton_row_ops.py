@@ -1,4 +1,4 @@
-"""The elementwise parts of a layer on CUDA: one Triton kernel each."""
+"""The elementwise parts of a layer on CUDA: one Triton kernel each, the write to the cache too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import ClassVar
 
 import torch
 
+from headrace_worker.attention.slots import SlotBackend
+from headrace_worker.model.kv_place import KVPlace, RotateThenWrite
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.rope import Rotation
 
 
-class TritonRowOps:
+class TritonRowOps(RotateThenWrite):
     """One pass over the rows each, rounded where the torch path rounds.
 
     Kernels are imported when they are launched, so that a machine without Triton can import this.
@@ -44,3 +46,15 @@ class TritonRowOps:
 
         rotate_rows(heads, rotation)
         return heads
+
+    def rotate_and_write(
+        self, query_key: torch.Tensor, value: torch.Tensor, rotation: Rotation, place: KVPlace
+    ) -> torch.Tensor:
+        """Rotate in place and fill the slots in one launch, where the cache is one of slots."""
+        if not isinstance(place.backend, SlotBackend):
+            return super().rotate_and_write(query_key, value, rotation, place)
+        from headrace_worker.kernels_triton.rotary import rotate_and_store
+
+        cache = place.backend.cache
+        slots = (cache.key[place.layer], cache.value[place.layer])
+        return rotate_and_store(query_key, value, rotation, slots, place.batch.slot_mapping)
