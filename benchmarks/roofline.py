@@ -21,7 +21,6 @@ from benchmarks.options import Options, parse
 from benchmarks.workload import NUM_SHARED_PREFIX_TOKENS, Item, mixed, shared_prefix
 from headrace_worker.catalogue import resolve
 from headrace_worker.model.config import read_config
-from headrace_worker.model.gguf import GgufModel
 from headrace_worker.model.int8 import multiply_int8
 from headrace_worker.model.linear import multiply_packed, pack_weight
 
@@ -103,6 +102,8 @@ def roofline(options: Options) -> dict[str, Any]:
 
 def shape_of(model: str) -> Shape:
     """Return a model's shape; raises ModelLoadError."""
+    from headrace_worker.model.gguf import GgufModel
+
     path = resolve(model)
     config = GgufModel(path).config if path.suffix == ".gguf" else read_config(path)
     return Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})

@@ -16,7 +16,6 @@ from headrace_worker.model.config import (
 )
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.gguf import GgufModel
 from headrace_worker.model.int8 import can_multiply_int8
 from headrace_worker.model.safetensors_reader import SafetensorsReader
 from headrace_worker.model.source import locate_model
@@ -91,6 +90,8 @@ def load_model(
     if files.is_gguf:
         if model_impl == "transformers":
             raise ModelLoadError(f"model_impl 'transformers' does not read GGUF: {files.path}")
+        from headrace_worker.model.gguf import GgufModel  # its reader is for such files alone
+
         model = GgufModel(files.path)
         return _load_native(title, model.config, model, dtype, device)
     hf_config, eos_token_ids = read_transformers_config(files.path)
