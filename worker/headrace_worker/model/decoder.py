@@ -9,6 +9,7 @@ from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.layer import DecoderLayer, empty_norm
 from headrace_worker.model.linear import Linear, ProductShape
+from headrace_worker.model.ranks import ALONE, Ranks, num_words_of
 from headrace_worker.model.rope import RotaryTable
 from headrace_worker.model.row_counts import RowCounts
 from headrace_worker.model.row_ops import TORCH_ROW_OPS, RowOps, best_row_ops
@@ -20,13 +21,19 @@ class Decoder:
     Weights are allocated here and filled through ``parameters``; until then they hold garbage.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config = config
-        self.embedding = torch.empty(
-            config.vocab_size, config.hidden_size, dtype=dtype, device=device
-        )
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config = config  # of this rank's part, but for the vocabulary
+        self.ranks = ranks
+        num_words = num_words_of(ranks, config.vocab_size)
+        self.embedding = torch.empty(num_words, config.hidden_size, dtype=dtype, device=device)
         self.layers = tuple(
-            DecoderLayer(config, index, dtype, device) for index in range(config.num_layers)
+            DecoderLayer(config, index, dtype, device, ranks) for index in range(config.num_layers)
         )
         self.norm = empty_norm(config.hidden_size, config, dtype, device)
         self.head = Linear(
@@ -56,17 +63,28 @@ class Decoder:
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the first hidden states ``[num_tokens, hidden_size]``."""
-        hidden = functional.embedding(input_ids, self.embedding)
+        hidden = self._look_up(input_ids)
         scale = self.config.embedding_scale
         if scale is not None:
             # Gemma was trained with the factor rounded to the dtype, such as 55.5 for 55.4256.
             hidden *= torch.tensor(scale).to(hidden.dtype).item()
         return hidden
 
+    def _look_up(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.ranks.is_alone:
+            return functional.embedding(input_ids, self.embedding)
+        places = input_ids - self.ranks.rank * len(self.embedding)
+        is_elsewhere = (places < 0) | (places >= len(self.embedding))
+        hidden = functional.embedding(places.masked_fill(is_elsewhere, 0), self.embedding)
+        return self.ranks.sum(hidden.masked_fill_(is_elsewhere.unsqueeze(-1), 0))
+
     @torch.no_grad()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits ``[num_rows, vocab_size]`` of ``[num_rows, hidden_size]``."""
-        logits = self.head(rows)
+        """Return float32 logits ``[num_rows, vocab_size]`` of ``[num_rows, hidden_size]``.
+
+        Of several ranks only the first gets them; the others get their own part.
+        """
+        logits = self.ranks.gather_columns(self.head(rows))[:, : self.config.vocab_size]
         cap = self.config.logits_soft_cap
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap

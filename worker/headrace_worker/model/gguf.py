@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from headrace_worker.model.config import ModelConfig, from_values
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.gguf_metadata import GgufMetadata
 from headrace_worker.model.rope import RopeSpec
+from headrace_worker.model.weights import take_parts
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 _LONGROPE_FACTORS = {
@@ -61,6 +62,14 @@ class GgufModel:
         if self._architecture.are_norms_shifted and name.endswith("norm.weight"):
             values = values - np.float32(1)
         return torch.from_numpy(values)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def read_parts(self, name: str, axis: int, parts: Sequence[range]) -> torch.Tensor:
+        """Return these ranges of axis 0 or 1, end to end; the whole tensor is decoded for that."""
+        return take_parts(self.read(name), axis, parts)
 
     def _read_config(self, metadata: GgufMetadata) -> ModelConfig:
         divisors = self._tensors.pop(_ROPE_DIVISORS, None)

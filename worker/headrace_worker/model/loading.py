@@ -17,9 +17,11 @@ from headrace_worker.model.config import (
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.int8 import can_multiply_int8
+from headrace_worker.model.ranks import ALONE, Ranks
 from headrace_worker.model.safetensors_reader import SafetensorsReader
+from headrace_worker.model.sharding import ShardedSource, shard_config
 from headrace_worker.model.source import locate_model
-from headrace_worker.model.weights import TensorSource, fill, resolve_tying
+from headrace_worker.model.weights import CuttableSource, TensorSource, fill, resolve_tying
 
 if TYPE_CHECKING:  # it brings transformers' models, which most workers never need
     from headrace_worker.model.external import ExternalConfig, ExternalDecoder
@@ -37,7 +39,7 @@ class LoadedModel:
     """A model ready to run."""
 
     name: str  # what it was loaded as
-    config: ModelConfig | ExternalConfig
+    config: ModelConfig | ExternalConfig  # of this rank's part, but for the vocabulary
     decoder: Decoder | ExternalDecoder
     weights_bytes: int  # W of the memory equation
 
@@ -72,11 +74,13 @@ def load_model(
     device: torch.device,
     name: str | None = None,
     model_impl: str = "auto",
+    ranks: Ranks = ALONE,
 ) -> LoadedModel:
     """Load the ``.gguf`` file, or the folder with safetensors or one GGUF file, at ``source``.
 
     Weights go straight into ``dtype`` on ``device``, one tensor at a time. ``model_impl`` says
     whose model code runs them: ``native``, ``transformers``, or ``auto``: native for its families.
+    With several ``ranks``, each reads and holds its part of the weights.
 
     Raises:
         ModelLoadError: there is no such model, it is damaged, or it needs what is not supported.
@@ -93,11 +97,17 @@ def load_model(
         from headrace_worker.model.gguf import GgufModel  # its reader is for such files alone
 
         model = GgufModel(files.path)
-        return _load_native(title, model.config, model, dtype, device)
+        return _load_native(title, model.config, model, dtype, device, ranks=ranks)
     hf_config, eos_token_ids = read_transformers_config(files.path)
     if model_impl == "native" or (model_impl == "auto" and is_native(hf_config.model_type)):
         config = from_transformers(hf_config, eos_token_ids)
-        return _load_native(title, config, SafetensorsReader(files.path), dtype, device)
+        reader = SafetensorsReader(files.path)
+        return _load_native(title, config, reader, dtype, device, ranks=ranks)
+    if not ranks.is_alone:
+        raise ModelLoadError(
+            f"tensor_parallel_size {ranks.size} is for model_impl 'native' only, which does not run"
+            f" model type {hf_config.model_type!r} here"
+        )
     from headrace_worker.model.external import load_external
 
     shape, decoder = load_external(files.path, hf_config, eos_token_ids, dtype=dtype, device=device)
@@ -107,11 +117,17 @@ def load_model(
 def _load_native(
     name: str,
     config: ModelConfig,
-    weights: TensorSource,
+    weights: CuttableSource,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    ranks: Ranks,
 ) -> LoadedModel:
     config = resolve_tying(config, weights)
-    decoder = Decoder(config, dtype, device)
-    fill(decoder, weights)
+    part: TensorSource = weights
+    if not ranks.is_alone:
+        part = ShardedSource(weights, config, ranks)
+        config = shard_config(config, ranks.size)
+    decoder = Decoder(config, dtype, device, ranks)
+    fill(decoder, part)
     return LoadedModel(name, config, decoder, decoder.weights_bytes)

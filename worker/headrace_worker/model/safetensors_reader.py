@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headrace_worker.model.errors import ModelLoadError
+from headrace_worker.model.weights import take_parts
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,6 +43,14 @@ class SafetensorsReader:
         """Return one tensor as stored."""
         tensor: torch.Tensor = self._owners[name].get_tensor(name)
         return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor; only the file's header is looked at."""
+        return tuple(self._owners[name].get_slice(name).get_shape())
+
+    def read_parts(self, name: str, axis: int, parts: Sequence[range]) -> torch.Tensor:
+        """Return these ranges of axis 0 or 1, end to end; nothing else is read from disk."""
+        return take_parts(self._owners[name].get_slice(name), axis, parts)
 
 
 def _paths(folder: Path) -> list[Path]:

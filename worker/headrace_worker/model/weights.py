@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,6 +27,25 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor on the CPU, in whatever dtype it is stored or decoded."""
+
+
+class CuttableSource(TensorSource, Protocol):
+    """A checkpoint of which a rank can read its part."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor without reading it."""
+
+    def read_parts(self, name: str, axis: int, parts: Sequence[range]) -> torch.Tensor:
+        """Return what lies within these ranges of axis 0 or 1, end to end."""
+
+
+def take_parts(tensor: Any, axis: int, parts: Sequence[range]) -> torch.Tensor:
+    """Return ranges of axis 0 or 1, end to end, of a tensor or a slice of a file."""
+    taken = [
+        tensor[part.start : part.stop] if axis == 0 else tensor[:, part.start : part.stop]
+        for part in parts
+    ]
+    return taken[0] if len(taken) == 1 else torch.cat(taken, dim=axis)
 
 
 def resolve_tying(config: ModelConfig, source: TensorSource) -> ModelConfig:
