@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
+
+import msgpack
 
 from headrace import parsing
 from headrace.keys import Keys
@@ -99,10 +102,13 @@ def claim(
 
 def emit(keys: Keys, *, worker_id: str, items: Sequence[EmitItem]) -> Call[tuple[EmitReply, ...]]:
     """Append chunks to token logs; one reply for each item, in order."""
-    args: list[Arg] = [worker_id]
+    flat: list[Arg] = []
     for item in items:
-        args += (item.tenant, item.request_id, item.epoch, item.offset, item.num_tokens, item.entry)
-    return Call("emit", keys.base, tuple(args), parsing.parse_emit)
+        flat += (item.tenant, item.request_id, item.epoch, item.offset, item.num_tokens, item.entry)
+    # Redis's Lua reads the msgpack of before 2013, in which text and bytes are one type.
+    packed = bytes(msgpack.packb(flat, use_bin_type=False))
+    args = (worker_id, packed)
+    return Call("emit", keys.base, args, partial(parsing.parse_emit, tuple(items)))
 
 
 def finish(

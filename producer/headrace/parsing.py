@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
+
+import msgpack
 
 from headrace.errors import QueueBound
 from headrace.keys import LANES
@@ -12,6 +15,7 @@ from headrace.replies import (
     ClaimReply,
     DeadLetter,
     Death,
+    EmitItem,
     EmitOutcome,
     EmitReply,
     EnqueueOutcome,
@@ -50,9 +54,16 @@ def parse_claim(reply: Any) -> ClaimReply:
     )
 
 
-def parse_emit(reply: Any) -> tuple[EmitReply, ...]:
-    """Read ``[[outcome, offset], …]``."""
-    return tuple(EmitReply(EmitOutcome(_text(outcome)), int(offset)) for outcome, offset in reply)
+def parse_emit(items: Sequence[EmitItem], reply: Any) -> tuple[EmitReply, ...]:
+    """Read ``[[place, outcome, offset], …]`` of the items that were not simply appended."""
+    told = {
+        int(place): EmitReply(EmitOutcome(_text(outcome)), int(offset))
+        for place, outcome, offset in reply
+    }
+    return tuple(
+        told.get(place) or EmitReply(EmitOutcome.OK, item.offset + item.num_tokens)
+        for place, item in enumerate(items, 1)
+    )
 
 
 def parse_finish(reply: Any) -> FinishReply:
@@ -79,14 +90,10 @@ def parse_state(reply: Any) -> RequestState | None:
 
 
 def parse_wishes(reply: Any) -> tuple[Wish, ...]:
-    """Read ``[[tenant, request id, epoch, end or "", priority], …]``."""
+    """Read msgpack: ``[[tenant, request id, epoch, end or "", priority], …]``."""
     return tuple(
-        Wish(
-            Held(_text(tenant), _text(name), int(epoch)),
-            WishedEnd(_text(end)) if end else None,
-            int(priority),
-        )
-        for tenant, name, epoch, end, priority in reply
+        Wish(Held(tenant, name, epoch), WishedEnd(end) if end else None, priority)
+        for tenant, name, epoch, end, priority in msgpack.unpackb(reply)
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
+from headrace import functions
 from headrace.errors import TransportError
 from headrace.functions import EmitOutcome, EmitReply
 from support.queue_driver import QueueDriver, chunk_of
@@ -174,3 +177,29 @@ def test_a_bad_item_is_refused_before_the_first_write(
     with pytest.raises(TransportError, match=next(iter(change))):
         driver.emit_all([good, bad])
     assert driver.tokens() == []
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"\xc1", b"\x93\x01", msgpack.packb("text"), msgpack.packb(["acme", "r", 1, 0, 1, 7]), b""],
+)
+def test_items_that_cannot_be_read_are_refused(
+    driver: QueueDriver, client: Redis, packed: bytes
+) -> None:
+    """What is no packed list of whole items is an error of the call, and nothing is written."""
+    driver.enqueue("r")
+    driver.grant()
+    with pytest.raises(ResponseError, match="headrace"):
+        client.fcall(f"{functions.LIBRARY}_emit", 1, driver.keys.base, "w1", packed)
+    assert driver.tokens("r") == []
+
+
+def test_each_tenant_pays_for_its_own_tokens(driver: QueueDriver, client: Redis) -> None:
+    """One call charges every tenant for all that it appended for it, and for nothing else."""
+    for tenant, request_id in (("acme", "a1"), ("acme", "a2"), ("other", "o1")):
+        driver.enqueue(request_id, tenant=tenant)
+    grants = driver.claim().grants
+    before = dict(client.zrange(driver.keys.served(5), 0, -1, withscores=True))
+    driver.emit_all([chunk_of(grant, 0, 3) for grant in grants])
+    after = dict(client.zrange(driver.keys.served(5), 0, -1, withscores=True))
+    assert {name: after[name] - before[name] for name in after} == {b"acme": 6, b"other": 3}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 
+import msgpack
 import pytest
 from redis import exceptions
 
 from headrace import calls, functions, parsing
 from headrace.calls import Call
 from headrace.errors import ProtocolError, TransportError
-from headrace.functions import EmitItem, Held, TenantDepth, library_code, run_sync
+from headrace.functions import (
+    EmitItem,
+    EmitOutcome,
+    EmitReply,
+    Held,
+    TenantDepth,
+    library_code,
+    run_sync,
+)
 from headrace.keys import Keys
 from headrace.types import FinishReason, RequestState
 
@@ -64,12 +73,23 @@ def test_every_call_has_its_function() -> None:
     assert built == registered
 
 
-def test_a_batch_is_sent_flat() -> None:
-    """Each item of an emit is six arguments behind the worker's name."""
+def test_a_batch_is_sent_packed() -> None:
+    """Behind the worker's name there is one argument, a flat list with six values an item."""
     item = EmitItem("t", "r", 2, 5, 3, b"chunk")
     call = calls.emit(KEYS, worker_id="w", items=[item, item])
     assert call.key == "{q}"
-    assert call.args == ("w", *("t", "r", 2, 5, 3, b"chunk") * 2)
+    worker_id, packed = call.args
+    assert worker_id == "w"
+    assert msgpack.unpackb(packed, raw=True) == [b"t", b"r", 2, 5, 3, b"chunk"] * 2
+
+
+def test_an_emit_is_answered_with_its_exceptions() -> None:
+    """An item that the reply does not name was appended, and its log ends with it."""
+    items = [EmitItem("t", f"r{number}", 2, 5, 3, b"chunk") for number in range(3)]
+    call = calls.emit(KEYS, worker_id="w", items=items)
+    appended = EmitReply(EmitOutcome.OK, 8)
+    assert call.parse([]) == (appended,) * 3
+    assert call.parse([[2, b"GAP", 4]]) == (appended, EmitReply(EmitOutcome.GAP, 4), appended)
 
 
 def test_held_requests_are_sent_flat() -> None:

@@ -38,8 +38,8 @@ local function reprioritise(keys, args)
 end
 
 -- ARGV: worker, then held requests
--- Reply: for each that the worker does hold {tenant, request id, epoch, "CANCEL" or "FINISH" or '',
---        priority}
+-- Reply: in msgpack, for each that the worker does hold {tenant, request id, epoch,
+--        "CANCEL" or "FINISH" or '', priority}; all that it holds is looked at every second
 local function wishes(keys, args)
   local q, worker = keys[1], worker_name(args[1])
   local told = {}
@@ -48,7 +48,7 @@ local function wishes(keys, args)
     local ending = r.cancel and 'CANCEL' or r.finish and 'FINISH' or ''
     told[#told + 1] = { r.tenant, r.id, r.epoch, ending, r.lane }
   end)
-  return told
+  return cmsgpack.pack(told)
 end
 
 -- ARGV: tenant, request id. Reply: the fields below in this order, nil for what is absent.

@@ -16,7 +16,22 @@ local function position_of(q, r, offset, num_tokens)
   return applied and 'OK' or 'OVERLAP'
 end
 
-local function emit_one(q, worker, tenant, id, epoch, offset, num_tokens, chunk)
+-- Tokens are charged to their tenants once a call, not once a chunk.
+local function charge(bill, r, num_tokens)
+  local of_lane = bill[r.lane] or {}
+  bill[r.lane] = of_lane
+  of_lane[r.tenant] = (of_lane[r.tenant] or 0) + num_tokens
+end
+
+local function settle_bill(q, bill)
+  for lane, of_lane in pairs(bill) do
+    for tenant, num_tokens in pairs(of_lane) do
+      redis.call('ZADD', served_key(q, lane), 'XX', 'INCR', num_tokens, tenant)
+    end
+  end
+end
+
+local function emit_one(q, worker, bill, tenant, id, epoch, offset, num_tokens, chunk)
   local r = load_request(q, tenant, id)
   if not r then return { 'GONE', 0 } end
   if is_over(r) then return { 'DONE', r.num_tokens } end
@@ -29,28 +44,45 @@ local function emit_one(q, worker, tenant, id, epoch, offset, num_tokens, chunk)
     local added = redis.pcall('XADD', log_key(q, tenant, id), stop .. '-0', CHUNK_FIELD, chunk)
     if type(added) == 'table' and added.err then return { 'GONE', r.num_tokens } end
     redis.call('HSET', r.key, 'num_tokens', stop)
-    redis.call('ZADD', served_key(q, r.lane), 'XX', 'INCR', num_tokens, tenant)
     r.num_tokens = stop
+    charge(bill, r, num_tokens)
   end
   return { r.cancel and 'CANCEL' or r.finish and 'FINISH' or 'OK', r.num_tokens }
 end
 
--- ARGV: worker, then for each item: tenant, request id, epoch, offset, num_tokens, chunk
--- Reply: for each item {outcome, tokens in the log now}
-local function emit(keys, args)
-  local q, worker = keys[1], worker_name(args[1])
+-- One packed argument and a reply of exceptions: a client in Python pays for each value it sends or
+-- reads one by one, and a flush has hundreds.
+local function unpack_items(packed)
+  local is_readable, flat = pcall(cmsgpack.unpack, packed or '')
+  if not is_readable or type(flat) ~= 'table' then refuse('the items are not readable') end
   local items = {}
-  for at = 2, #args, FIELDS_AN_ITEM do
+  for at = 1, #flat, FIELDS_AN_ITEM do
+    local tenant, id, chunk = flat[at], flat[at + 1], flat[at + 5]
+    if type(tenant) ~= 'string' or type(id) ~= 'string' then refuse('an item has no name') end
+    if type(chunk) ~= 'string' then refuse('an item is cut short') end
     items[#items + 1] = {
-      args[at], args[at + 1], whole('epoch', args[at + 2], 1), whole('offset', args[at + 3], 0),
-      whole('num_tokens', args[at + 4], 1), args[at + 5] or refuse('an item is cut short'),
+      tenant, id, whole('epoch', flat[at + 2], 1), whole('offset', flat[at + 3], 0),
+      whole('num_tokens', flat[at + 4], 1), chunk,
     }
   end
-  local replies = {}
+  return items
+end
+
+-- ARGV: worker, then a msgpack array with six values for each item: tenant, request id, epoch,
+--       offset, num_tokens, chunk
+-- Reply: {place, outcome, tokens in the log now} for each item, counted from 1, that was not simply
+--        appended; an item that is not named is OK, and its log ends with it
+local function emit(keys, args)
+  local q, worker = keys[1], worker_name(args[1])
+  local items, exceptions, bill = unpack_items(args[2]), {}, {}
   for i, item in ipairs(items) do
-    replies[i] = emit_one(q, worker, item[1], item[2], item[3], item[4], item[5], item[6])
+    local reply = emit_one(q, worker, bill, unpack(item))
+    if reply[1] ~= 'OK' or reply[2] ~= item[4] + item[5] then
+      exceptions[#exceptions + 1] = { i, reply[1], reply[2] }
+    end
   end
-  return replies
+  settle_bill(q, bill)
+  return exceptions
 end
 
 local ENDINGS = { finished = true, failed = true, cancelled = true }
