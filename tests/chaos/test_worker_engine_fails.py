@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from headrace.errors import ErrorCode
@@ -16,7 +15,7 @@ from support.worker_fixtures import ON_VALKEY
 from support.workers import WorkerFarm
 
 SLOW = ("--step-s", "0.005")
-LONG_LEASE = ("--lease-ttl", "60s")  # nothing below may wait for a lease
+LONG_LEASE = ("--lease-ttl", "600s")  # nothing below may wait for a lease
 
 
 def poison(misfortune: Misfortune, at: int = 3) -> Asked:
@@ -79,10 +78,8 @@ def test_a_hung_engine_is_killed_and_its_requests_go_on(
     """Past the hang limit the engine is replaced, without waiting for any lease."""
     innocents = [Asked(f"r{n}", max_tokens=60, seed=n) for n in range(3)]
     enqueue(driver, *innocents, bad := poison(Misfortune.HANG))
-    worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "0.6s", engine=SLOW)
-    started = time.monotonic()
+    worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "1.5s", engine=SLOW)
     wait_for_ends(driver, bad, *innocents)
-    assert time.monotonic() - started < 20
     assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
     assert len(worker.events("engine.stalled")) == 3
     for request in innocents:

@@ -36,7 +36,7 @@ def test_an_outage_longer_than_the_lease_is_a_pause(durable: Server, tmp_path: P
         with durable.connect() as client:
             enqueue(QueueDriver(client, keys), *asked)
             driver = QueueDriver(client, keys)
-            eventually(lambda: driver.status("r0").num_tokens > 5, timeout_s=10)
+            eventually(lambda: driver.status("r0").num_tokens > 5)
         durable.stop()
         (gone,) = worker.wait_for("redis.disconnected")
         eventually(lambda: seconds_since(gone) > 1.2 * LEASE_S)
@@ -59,12 +59,12 @@ def test_a_wiped_redis_gets_its_functions_and_groups_back(
     """After FLUSHALL and FUNCTION FLUSH the worker drops what it held and answers new work."""
     worker = farm.ready(engine=SLOW)
     enqueue(driver, Asked("r1", max_tokens=4000))
-    eventually(lambda: driver.status("r1").num_tokens > 0, timeout_s=10)
+    eventually(lambda: driver.status("r1").num_tokens > 0)
     driver.client.flushall()
     driver.client.function_flush()
     assert worker.wait_for("request.dropped")[0]["request_id"] == "r1"
     enqueue(driver, asked := Asked("r2"))
-    wait_for_ends(driver, asked, timeout_s=10)
+    wait_for_ends(driver, asked)
     check_stream(driver, asked)
 
 
@@ -72,9 +72,11 @@ def test_a_wiped_redis_gets_its_functions_and_groups_back(
 def test_a_redis_that_stalls_pauses_the_engine(driver: QueueDriver, farm: WorkerFarm) -> None:
     """Tokens that Redis does not take are bounded: the engine waits, and goes on afterwards."""
     asked = Asked("r1", max_tokens=1500)
-    worker = farm.ready("--lease-ttl", "60s", "--max-unsent-tokens", "64")
+    worker = farm.ready(
+        "--lease-ttl", "60s", "--max-unsent-tokens", "64", engine=("--step-s", "0.003")
+    )
     enqueue(driver, asked)
-    eventually(lambda: driver.status("r1").num_tokens > 0, timeout_s=10)
+    eventually(lambda: driver.status("r1").num_tokens > 0)
     driver.client.config_set("maxmemory", "1")
     worker.wait_for("redis.disconnected")
     published = driver.status("r1").num_tokens
@@ -111,14 +113,12 @@ async def test_a_silent_partition_is_noticed_and_streams_go_on_elsewhere(
     driver: QueueDriver, farm: WorkerFarm, server: Server
 ) -> None:
     """The proxy goes silent without a reset: another worker takes over, the first drops its own."""
-    asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in range(4)]
+    asked = [Asked(f"r{n}", max_tokens=600, seed=n) for n in range(4)]
     async with TcpProxy(server.socket_path) as proxy:
         cut_off = farm.start(url=proxy.url, engine=SLOW)
         await asyncio.to_thread(cut_off.wait_until_ready)
         await asyncio.to_thread(enqueue, driver, *asked)
-        await asyncio.to_thread(
-            eventually, lambda: driver.status("r0").num_tokens > 5, timeout_s=10
-        )
+        await asyncio.to_thread(eventually, lambda: driver.status("r0").num_tokens > 5)
         proxy.is_silent = True
         await asyncio.to_thread(cut_off.wait_for, "redis.disconnected")
         await asyncio.to_thread(farm.ready)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
@@ -18,7 +17,7 @@ from support.streams import (
 )
 from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
-from support.workers import LEASE_S, WorkerFarm, WorkerProcess, seconds_since
+from support.workers import WorkerFarm, WorkerProcess, seconds_since
 
 SLOW = ("--step-s", "0.01")
 
@@ -42,13 +41,13 @@ def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: Wor
 @ON_VALKEY
 def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: WorkerFarm) -> None:
     """SIGSTOP past the lease, SIGCONT: its writes are refused, it is good for more (queue B23)."""
-    asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in range(4)]
+    asked = [Asked(f"r{n}", max_tokens=600, seed=n) for n in range(4)]
     frozen = farm.ready(engine=SLOW)
     enqueue(driver, *asked)
     wait_until_some_tokens(driver, asked[0], 10)
     frozen.send(signal.SIGSTOP)
     other = farm.ready()
-    eventually(lambda: driver.status("r0").epoch > 1, timeout_s=4 * LEASE_S)
+    eventually(lambda: driver.status("r0").epoch > 1)
     frozen.send(signal.SIGCONT)
     wait_for_ends(driver, *asked)
     dropped = frozen.wait_for("request.dropped", count=4)
@@ -63,16 +62,14 @@ def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: 
 
 
 def test_sigterm_hands_over_at_once(driver: QueueDriver, farm: WorkerFarm) -> None:
-    """Exit 0 in two seconds, no strikes, nothing claimed after the signal, every stream exact."""
+    """Exit 0 long before the answers are done, no strikes, no claim after it, streams exact."""
     asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(30)]
-    leaving = farm.ready(engine=SLOW)
+    leaving = farm.ready(engine=("--step-s", "0.2"))  # its answers take twenty seconds
     enqueue(driver, *asked)
-    wait_until_some_tokens(driver, asked[0], 10)
+    wait_until_some_tokens(driver, asked[0], 3)
     claimed = driver.depth().running
-    started = time.monotonic()
     leaving.send(signal.SIGTERM)
-    assert leaving.wait(5) == 0
-    assert time.monotonic() - started < 2
+    assert leaving.wait(15) == 0
     assert driver.depth().running == 0
     assert len(leaving.events("request.received")) == claimed
     farm.ready()
@@ -108,7 +105,7 @@ def test_sigterm_under_load_publishes_what_was_made(driver: QueueDriver, farm: W
     wait_until_some_tokens(driver, asked, 1)
     eventually(lambda: seconds_since(first) > 0.5)
     leaving.send(signal.SIGTERM)
-    assert leaving.wait(5) == 0
+    assert leaving.wait() == 0
     assert driver.status("r1").state is RequestState.QUEUED
     assert driver.status("r1").num_tokens > 5  # the first alone was flushed before
     assert driver.tokens("r1") == asked.answer[: driver.status("r1").num_tokens]
@@ -167,9 +164,9 @@ def disturb(workers: list[WorkerProcess]) -> None:
     killed.kill()
     frozen.send(signal.SIGSTOP)
     leaving.send(signal.SIGTERM)
-    assert leaving.wait(5) == 0
+    assert leaving.wait() == 0
 
 
 def wait_until_some_tokens(driver: QueueDriver, asked: Asked, count: int) -> None:
     """Return when the log of a request holds so many tokens."""
-    eventually(lambda: driver.status(asked.request_id).num_tokens >= count, timeout_s=20)
+    eventually(lambda: driver.status(asked.request_id).num_tokens >= count)

@@ -19,7 +19,7 @@ from support.client_fixtures import QUICK
 from support.queue_driver import TENANT, QueueDriver
 from support.servers import Server
 from support.tcp_proxy import TcpProxy
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_cancellation_is_never_lost(
         await asyncio.wait([task], timeout=i * 0.0004)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 5.0)
+            await asyncio.wait_for(task, PATIENCE_S)
     assert outsider.depth().queued == 0
 
 

@@ -17,6 +17,7 @@ from support.client_fixtures import QUICK, Connect
 from support.queue_driver import QueueDriver
 from support.servers import KINDS, Server, binary_of, running_server
 from support.tcp_proxy import TcpProxy
+from support.waiting import PATIENCE_S
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -90,7 +91,7 @@ async def test_absent_redis_is_reported_in_time(connect: Connect, tmp_path: obje
     with pytest.raises(TransportError) as caught:
         await client.submit("Hi")
     assert caught.value.__cause__ is not None
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < 10.0  # which is what it would be without the limit
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -104,7 +105,7 @@ async def test_silent_network_ends_by_the_timeout(
         proxy.is_silent = True
         with pytest.raises(RequestTimeout):
             await stream.read()
-    assert time.monotonic() - began_s < 20.0
+    assert time.monotonic() - began_s < PATIENCE_S
     assert driver.status().state is RequestState.QUEUED
 
 
@@ -113,11 +114,12 @@ async def test_wrong_password_is_an_error_not_a_wait(
 ) -> None:
     """What trying again cannot heal is raised at once."""
     client.acl_setuser("stranger", enabled=True, passwords=["+right"], commands=["+ping"])
-    stranger = connect(redis_url.replace("unix://", "unix://stranger:wrong@"))
+    url = redis_url.replace("unix://", "unix://stranger:wrong@")
+    stranger = connect(url, timeout=Timeout(redis=600.0))
     began_s = time.monotonic()
     with pytest.raises(TransportError):
         await stranger.submit("Hi")
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < PATIENCE_S
     client.acl_deluser("stranger")
 
 

@@ -16,7 +16,7 @@ from headrace.testing import FakeWorker
 from support.any_client import AnyClient
 from support.client_fixtures import QUICK, Connect
 from support.servers import Server
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_thread_that_closes_wakes_the_others(redis_url: str, queue: Keys) -> Non
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert has_opened.wait(5.0)
+    assert has_opened.wait(PATIENCE_S)
     client.close()
-    reader.join(8.0)
+    reader.join(PATIENCE_S)
     assert len(errors) == 1

@@ -10,6 +10,7 @@ from headrace.functions import FinishOutcome, TenantDepth, status
 from headrace.types import FinishReason, RequestState
 from support.queue_driver import QueueDriver
 from support.queue_invariants import check_empty
+from support.waiting import PATIENCE_S
 
 
 def test_a_queued_request_is_cancelled_at_once(driver: QueueDriver) -> None:
@@ -66,12 +67,12 @@ def test_workers_get_a_hint_of_a_cancel(driver: QueueDriver, client: Redis) -> N
     """The control channel names the request, once, and only when somebody runs it."""
     with client.pubsub(ignore_subscribe_messages=True) as channel:
         channel.subscribe(driver.keys.control)
-        channel.get_message(timeout=1)
+        channel.get_message(timeout=PATIENCE_S)
         driver.enqueue("a:b")
         driver.grant()
         driver.cancel("a:b")
         driver.cancel("a:b")
-        message = channel.get_message(timeout=1)
+        message = channel.get_message(timeout=PATIENCE_S)
         assert message is not None
         assert message["data"] == b"acme:a:b"
         assert channel.get_message() is None

@@ -9,7 +9,7 @@ from redis import Redis
 from headrace.errors import ErrorCode
 from headrace.keys import GROUP
 from headrace.types import RequestState
-from support.queue_driver import QueueDriver
+from support.queue_driver import LEASE_MS, QueueDriver
 from support.waiting import eventually
 
 
@@ -18,10 +18,11 @@ def test_a_renewed_lease_is_not_taken_back(driver: QueueDriver) -> None:
     driver.enqueue()
     grant = driver.grant()
     lane = driver.keys.lane(5, "acme")
+    (entry,) = _entry_ids(driver.client, lane)
     for _ in range(20):
-        eventually(lambda: _idle_ms(driver.client, lane) >= 5)
+        driver.client.xclaim(lane, GROUP, "w1", 0, [entry], idle=LEASE_MS * 3 // 4, justid=True)
         assert driver.renew(grant) == ()
-        assert driver.reap_after(500).requeued == ()
+        assert driver.reap_after(LEASE_MS // 2).requeued == ()
     assert (driver.status().epoch, driver.status().strikes) == (1, 0)
 
 

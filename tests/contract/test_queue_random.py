@@ -25,5 +25,8 @@ def test_any_sequence_of_calls_keeps_the_queue_true(server: Server) -> None:
             model.drain()
             seen.update(model.seen)
 
-    play()
+    for _ in range(5):  # it is drawn what comes; once is nearly always enough
+        play()
+        if seen >= ENOUGH:
+            break
     assert seen >= ENOUGH, "the sequences have missed what they are for"

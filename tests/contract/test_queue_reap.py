@@ -56,14 +56,16 @@ def test_eight_sweepers_of_many_lapsed_leases_grant_each_epoch_once(driver: Queu
     """However many workers sweep and claim at once, no request runs twice at one epoch."""
     for number in range(200):
         driver.enqueue(f"r{number}")
-    while driver.claim("gone", free_seqs=100, free_tokens=10**6, total_tokens=10**6).grants:
+    while driver.claim(
+        "gone", lease_ms=1, free_seqs=100, free_tokens=10**6, total_tokens=10**6
+    ).grants:
         pass
     workers = [f"w{number}" for number in range(8)]
 
     def take(worker: str) -> list[Grant]:
         grants: list[Grant] = []
         while driver.depth().queued or driver.status("r199").owner == "gone":
-            driver.reap_after(200, worker, count=40)
+            driver.reap(worker, lease_ms=4, count=40)
             grants += driver.claim(worker, free_seqs=25).grants
             driver.renew(*grants, worker_id=worker)
         return grants

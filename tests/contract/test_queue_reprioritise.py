@@ -10,7 +10,7 @@ from headrace.functions import EmitOutcome, FinishOutcome, wishes
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
 from support.queue_invariants import check_empty
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 
 def _order(driver: QueueDriver) -> list[str]:
@@ -104,12 +104,12 @@ def test_the_holder_gets_a_hint(driver: QueueDriver, client: Redis) -> None:
     """The control channel names the request, when there is a holder."""
     with client.pubsub(ignore_subscribe_messages=True) as channel:
         channel.subscribe(driver.keys.control)
-        channel.get_message(timeout=1)
+        channel.get_message(timeout=PATIENCE_S)
         driver.enqueue()
         driver.reprioritise(4)
         grant = driver.grant()
         driver.reprioritise(3)
-        message = channel.get_message(timeout=1)
+        message = channel.get_message(timeout=PATIENCE_S)
         assert message is not None
         assert message["data"] == b"acme:r1"
         assert channel.get_message() is None

@@ -18,7 +18,7 @@ from headrace.testing import FakeWorker
 from support.command import Ended, start
 from support.command_fixtures import Headrace
 from support.queue_driver import QueueDriver
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
@@ -235,9 +235,9 @@ def test_ctrl_c_cancels_what_generate_asked(
     """An interrupted command leaves with 130, and its request is not left running."""
     where = ("--redis-url", redis_url, "--queue", queue.queue)
     process = start("generate", "Hi", *where)
-    eventually(lambda: driver.depth().queued == 1, timeout_s=20)
+    eventually(lambda: driver.depth().queued == 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (130, "", "")
     assert driver.depth().queued == 0
 
@@ -248,9 +248,9 @@ def test_ctrl_c_leaves_running_what_attach_reads(
     """attach only looks: the request stays queued when it is interrupted or terminated."""
     headrace("enqueue", "Hi", "--request-id", "r1")
     process = start("attach", "r1", "--redis-url", redis_url, "--queue", queue.queue)
-    eventually(lambda: len(driver.client.client_list()) > 3, timeout_s=20)
+    eventually(lambda: len(driver.client.client_list()) > 3)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (143, -signal.SIGTERM)
     assert driver.depth().queued == 1
     headrace("cancel", "r1")

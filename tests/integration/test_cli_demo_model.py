@@ -8,6 +8,7 @@ import pytest
 
 from headrace.cli.embedded import wait_until_stopped
 from support.command import start
+from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.model
 
@@ -38,6 +39,6 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path) -> None:
 def test_pull_finds_it_there(tmp_path: Path) -> None:
     """A second pull says so and fetches nothing."""
     process = start("pull", "smollm2-135m", HEADRACE_STATE_DIR=str(tmp_path))
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "")
     assert "smollm2-135m: already there" in err

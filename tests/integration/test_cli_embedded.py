@@ -48,7 +48,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     """A state folder whose server must be gone at the end of the test."""
     folder = (tmp_path / "state").resolve()
     yield folder
-    eventually(lambda: is_gone(folder), timeout_s=10.0)
+    eventually(lambda: is_gone(folder))
 
 
 def user(state: Path) -> subprocess.Popen[str]:
@@ -68,7 +68,7 @@ def test_data_survives_between_commands(state: Path) -> None:
     """What one command stored is there for the next one, through the append-only file."""
     with embedded_server(state) as server:
         redis.Redis.from_url(server.url).set("answer", 42)
-    eventually(lambda: is_gone(state), timeout_s=10.0)
+    eventually(lambda: is_gone(state))
     with embedded_server(state) as server:
         assert redis.Redis.from_url(server.url).get("answer") == b"42"
 
@@ -105,7 +105,7 @@ def test_newcomers_at_the_same_moment_start_one_server(state: Path) -> None:
         with embedded_server(state) as server:
             found: str = redis.Redis.from_url(server.url).info("server")["run_id"]
             barrier.append(found)
-            eventually(lambda: len(barrier) == 8, timeout_s=10.0)
+            eventually(lambda: len(barrier) == 8)
             return found
 
     barrier: list[str] = []
@@ -119,7 +119,7 @@ def test_a_killed_command_leaves_no_server(state: Path) -> None:
     assert servers_of(state)
     process.kill()
     process.wait()
-    eventually(lambda: is_gone(state), timeout_s=10.0)
+    eventually(lambda: is_gone(state))
     assert "ready to exit" in (state / "valkey" / "valkey.log").read_text()
 
 
@@ -140,7 +140,7 @@ def test_a_child_with_the_lock_holds_the_server_up(state: Path) -> None:
     client = redis.Redis.from_url(server.url)
     assert client.ping()
     child.communicate()
-    eventually(lambda: is_gone(state), timeout_s=10.0)
+    eventually(lambda: is_gone(state))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the parent's death signal")
@@ -151,7 +151,7 @@ def test_a_killed_keeper_takes_the_server_along(state: Path) -> None:
         for pid in servers_of(state):
             if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        eventually(lambda: is_gone(state), timeout_s=10.0)
+        eventually(lambda: is_gone(state))
         with embedded_server(state) as again:
             assert redis.Redis.from_url(again.url).get("answer") == b"42"
 
@@ -163,7 +163,7 @@ def test_a_killed_server_is_recovered(state: Path) -> None:
         client.set("answer", 42)
         client.waitaof(1, 0, 2000)
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
-        eventually(lambda: is_gone(state), timeout_s=10.0)
+        eventually(lambda: is_gone(state))
         assert (server.folder / "valkey.sock").exists()
         with embedded_server(state) as again:
             assert redis.Redis.from_url(again.url).get("answer") == b"42"

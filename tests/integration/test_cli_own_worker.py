@@ -15,7 +15,7 @@ import pytest
 from headrace.cli import supervisor
 from support.command import Ended, make_caller, processes_naming, start
 from support.engine_process import FAKE_ENGINE
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.workers import make_model
 
 GREEDY = ("--raw", "--temperature", "0", "--seed", "1")
@@ -50,7 +50,7 @@ class Home:
     def call(self, *arguments: str, **extra: str) -> Ended:
         """Run a command to its end."""
         process = self.start(*arguments, **extra)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
         return Ended(process.returncode, out, err)
 
     def workers(self) -> list[int]:
@@ -84,7 +84,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
     home.close()
-    eventually(lambda: home.is_quiet, timeout_s=60)
+    eventually(lambda: home.is_quiet)
 
 
 def slow(step_s: float) -> str:
@@ -97,7 +97,7 @@ def test_generate_brings_a_server_and_a_worker(home: Home) -> None:
     first = home.call("generate", "Hi", *GREEDY, "--max-tokens", "8")
     assert (first.code, first.out != "\n") == (0, True), first.err
     assert "8 tokens after 2" in first.err
-    eventually(lambda: home.is_quiet, timeout_s=60)
+    eventually(lambda: home.is_quiet)
     assert home.call("generate", "Hi", *GREEDY, "--max-tokens", "8").out == first.out
 
 
@@ -134,8 +134,8 @@ def test_a_killed_command_leaves_nothing_running(home: Home) -> None:
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.kill()
-    process.communicate(timeout=20)
-    eventually(lambda: home.is_quiet, timeout_s=60)
+    process.communicate(timeout=PATIENCE_S)
+    eventually(lambda: home.is_quiet)
     assert home.call("generate", "Ho", *GREEDY, "--max-tokens", "4").code == 0
 
 
@@ -147,7 +147,7 @@ def test_ctrl_c_lets_the_worker_stop_in_order(home: Home) -> None:
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert '"event": "worker.stopped"' in home.log
     queued = json.loads(home.call("status", "--json").out)
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_started_again(home: Home) -> None:
     first = process.stdout.read(1)
     [pid] = home.workers()
     os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, first + out) == (0, undisturbed.out), err
 
 
@@ -178,8 +178,8 @@ def test_commands_at_the_same_time_share_one_worker(home: Home) -> None:
     assert second.stdout is not None
     assert second.stdout.read(1)
     assert len(home.workers()) == 1
-    first.communicate(timeout=60)
-    second.communicate(timeout=60)
+    first.communicate(timeout=PATIENCE_S)
+    second.communicate(timeout=PATIENCE_S)
     assert (first.returncode, second.returncode) == (0, 0)
     assert home.log.count('"event": "worker.started"') == 2
 
@@ -192,7 +192,7 @@ def test_another_model_on_a_served_queue_is_refused(home: Home) -> None:
     assert first.stdout.read(1)
     ended = home.call("generate", "Hi", "--model", "smollm2-135m")
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=PATIENCE_S)
     assert (ended.code, first.returncode) == (1, 143)
     assert "serves this queue with model 'model', not 'smollm2-135m'" in ended.err
 
@@ -226,7 +226,7 @@ def test_worker_serves_what_other_commands_enqueue(home: Home) -> None:
     assert home.call("generate", "Hi", *GREEDY, "--max-tokens", "8").out == attached.out
     assert len(home.workers()) == 1
     worker.send_signal(signal.SIGTERM)
-    _, err = worker.communicate(timeout=30)
+    _, err = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == 0, err
     assert "serving the embedded server in" in err
 

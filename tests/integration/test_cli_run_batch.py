@@ -17,7 +17,7 @@ from headrace.protocol import RequestMessage
 from headrace.testing import FakeWorker
 from support.command import Ended, make_caller, start
 from support.queue_driver import QueueDriver
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
@@ -174,11 +174,9 @@ def test_a_stopped_run_is_taken_up_where_it_was(
         process = start(
             "run-batch", *arguments, HEADRACE_REDIS_URL=redis_url, HEADRACE_QUEUE=queue.queue
         )
-        eventually(
-            lambda: files[1].exists() and files[1].read_bytes().count(b"\n") > 5, timeout_s=20
-        )
+        eventually(lambda: files[1].exists() and files[1].read_bytes().count(b"\n") > 5)
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (-number, 128 + number)
     assert driver.depth().queued > 0  # nobody serves, so they are there however long it took
     with FakeWorker(redis_url, queue=queue.queue) as second:

@@ -97,7 +97,7 @@ async def came_up(made: Watched, times: int = 1) -> None:
     async def enough() -> bool:
         return made.num_starts >= times
 
-    await eventually_async(enough, timeout_s=20)
+    await eventually_async(enough)
 
 
 async def test_a_worker_is_stopped_with_its_command(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_a_worker_that_will_not_stop_is_killed(
         async def is_deaf() -> bool:
             return "deaf" in made.log
 
-        await eventually_async(is_deaf, timeout_s=20)
+        await eventually_async(is_deaf)
         [pid] = made.pids()
     assert not is_alive(pid)
 
@@ -212,7 +212,7 @@ async def test_a_worker_inherits_the_locks_of_its_command(tmp_path: Path) -> Non
     async def is_said() -> bool:
         return (tmp_path / "worker.log").exists() and inode in (tmp_path / "worker.log").read_text()
 
-    await eventually_async(is_said, timeout_s=20)
+    await eventually_async(is_said)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     os.close(lock)

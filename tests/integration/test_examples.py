@@ -69,7 +69,7 @@ def test_resume_goes_on_behind_what_it_had(redis_url: str, tmp_path: Path) -> No
     run("examples/enqueue.py", "--id", "order-42", ANSWER, REDIS_URL=redis_url)
     with FakeWorker(redis_url, token_delay_s=0.02):
         first = start(*command, REDIS_URL=redis_url)
-        eventually(lambda: path.exists() and path.read_text().count("\n") >= 3, timeout_s=20)
+        eventually(lambda: path.exists() and path.read_text().count("\n") >= 3)
         first.kill()
         first.communicate()
         with path.open("a") as out:

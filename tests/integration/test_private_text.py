@@ -82,7 +82,7 @@ def test_a_crash_tells_nothing_of_the_prompt(
         Asked("kills", prompt=(*IDS, Misfortune.CRASH, 2)),
     ]
     enqueue(driver, *trouble)
-    wait_for_ends(driver, *trouble, timeout_s=60)
+    wait_for_ends(driver, *trouble)
     letters = driver.run(list_dead(driver.keys))
     assert {letter.request_id for letter in letters} == {"breaks", "kills"}
     assert worker.events("request.failed")

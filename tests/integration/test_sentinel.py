@@ -135,7 +135,7 @@ async def _is_unknown(client: AsyncClient, request: Asked) -> bool:
 def _wait_for_any(master: Server, request: Asked) -> None:
     key = Keys(QUEUE).request(TENANT, request.request_id)
     with master.connect() as client:
-        eventually(lambda: client.exists(key), timeout_s=20)
+        eventually(lambda: client.exists(key))
 
 
 async def _read(client: AsyncClient, request: Asked) -> list[int]:
@@ -158,12 +158,12 @@ def _enqueue_replicated(master: Server, asked: list[Asked]) -> None:
 def _wait_for_tokens(master: Server, keys: Keys | None = None, least: int = 15) -> None:
     with master.connect() as client:
         driver = QueueDriver(client, keys or Keys(QUEUE))
-        eventually(lambda: driver.status("r0").num_tokens > least, timeout_s=20)
+        eventually(lambda: driver.status("r0").num_tokens > least)
 
 
 def _check_all(master: Server, asked: list[Asked]) -> None:
     with master.connect() as client:
         driver = QueueDriver(client, Keys(QUEUE))
-        wait_for_ends(driver, *asked, timeout_s=60)
+        wait_for_ends(driver, *asked)
         for request in asked:
             check_answer(driver, request)

@@ -108,7 +108,7 @@ def test_a_worker_that_is_refused_stops_and_keeps_the_password_to_itself(
     """At level debug, with the login wrong and with the server untrusted: exit 1, no password."""
     for url in (secured.url(password=f"{PASSWORD}-old"), secured.url(query="ssl_ca_certs=")):
         worker = farm.start(url=url.replace("?ssl_ca_certs=", ""))
-        assert worker.wait(20.0) == 1
+        assert worker.wait() == 1
         assert "Redis " in worker.events("worker.stopped")[0]["reason"]
         assert PASSWORD not in worker.output
 

@@ -134,10 +134,10 @@ def test_a_running_request_is_cancelled_within_a_second(
     asked, next_one = Asked("r1", max_tokens=4000), Asked("r2")
     enqueue(driver, asked, attached=attached)
     farm.start("--max-num-seqs", "1", engine=("--step-s", "0.005"))
-    eventually(lambda: driver.status("r1").num_tokens > 0, timeout_s=60)
+    eventually(lambda: driver.status("r1").num_tokens > 0)
     assert driver.cancel("r1") is RequestState.RUNNING
     # A second where there is one to spare; its whole answer would take twenty.
-    eventually(lambda: driver.status("r1").state is RequestState.CANCELLED, timeout_s=5)
+    eventually(lambda: driver.status("r1").state is RequestState.CANCELLED)
     assert driver.end("r1").error_code is ErrorCode.CANCELLED
     tokens = driver.tokens("r1")
     assert tokens

@@ -121,7 +121,7 @@ def test_a_running_request_that_is_put_off_gives_way(driver: QueueDriver, farm: 
     asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in (1, 2)]
     enqueue(driver, *asked, cost=5)
     worker = farm.start(engine=("--num-blocks", "12", "--step-s", "0.01"))
-    eventually(lambda: driver.status("r2").num_tokens > 0, timeout_s=60)
+    eventually(lambda: driver.status("r2").num_tokens > 0)
     assert driver.reprioritise(9, "r1") is RequestState.RUNNING
     (event, *_) = worker.wait_for("sequence.preempted")
     assert event["request_id"] == "r1"
@@ -138,7 +138,7 @@ def test_an_interactive_request_goes_before_batch_work_that_runs(
     batch, urgent = Asked("batch", max_tokens=800), Asked("urgent", max_tokens=5, seed=2)
     enqueue(driver, batch, priority=9)
     worker = farm.start("--max-num-seqs", "1", engine=("--step-s", "0.005"))
-    eventually(lambda: driver.status("batch").num_tokens > 0, timeout_s=60)
+    eventually(lambda: driver.status("batch").num_tokens > 0)
     enqueue(driver, urgent, priority=0)
     wait_for_ends(driver, urgent, batch)
     for request in (urgent, batch):

@@ -35,12 +35,12 @@ def test_a_running_request_is_finished_with_what_there_is(
     next_one = Asked("r2")
     enqueue(driver, LONG, attached=False)
     farm.start("--max-num-seqs", "1", engine=("--step-s", "0.005"))
-    eventually(lambda: driver.status("r1").num_tokens > 0, timeout_s=60)
+    eventually(lambda: driver.status("r1").num_tokens > 0)
     if is_hint_lost:
         driver.client.hset(driver.keys.request("acme", "r1"), "finish", 1)
     else:
         assert driver.finish_now("r1") is RequestState.RUNNING
-    eventually(lambda: driver.status("r1").state is RequestState.FINISHED, timeout_s=10)
+    eventually(lambda: driver.status("r1").state is RequestState.FINISHED)
     check_early_end(driver, FinishReason.STOPPED_EARLY)
     enqueue(driver, next_one)
     wait_for_ends(driver, next_one)
@@ -54,5 +54,5 @@ def test_a_deadline_that_passes_while_running_ends_the_request(
     """Its answer is what it has said by then, held-back text included, and it is no error."""
     farm.ready(engine=("--step-s", "0.01"))
     enqueue(driver, LONG, ttl_ms=700)
-    wait_for_ends(driver, LONG, timeout_s=20)
+    wait_for_ends(driver, LONG)
     check_early_end(driver, FinishReason.DEADLINE)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from http.client import HTTPConnection
 
 from headrace.types import RequestState
 from support.queue_driver import QueueDriver
 from support.servers import Server, free_port, running_server
 from support.streams import Asked, check_stream, enqueue, skewed, wait_for_ends
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.worker_fixtures import ON_VALKEY
 from support.workers import WorkerFarm
 
@@ -41,7 +40,7 @@ def test_the_canonical_line_says_why_a_request_took_its_time(
     """request.finished holds all its facts, and its times add up."""
     enqueue(driver, Asked("r1", max_tokens=10))
     worker = farm.start(engine=("--step-s", "0.01"))
-    (line,) = worker.wait_for("request.finished", timeout_s=60)
+    (line,) = worker.wait_for("request.finished")
     assert line.keys() >= FINISHED_FACTS | {"request_id", "worker_id", "model"}
     assert (line["input_tokens"], line["output_tokens"]) == (3, 10)
     assert (line["epoch"], line["strikes"], line["finish_reason"]) == (1, 0, "length")
@@ -55,12 +54,12 @@ def test_the_canonical_line_says_why_a_request_took_its_time(
 @ON_VALKEY
 def test_a_worker_that_left_is_not_shown_as_alive(driver: QueueDriver, farm: WorkerFarm) -> None:
     """The heartbeat is there while it serves, and gone as soon as it has left in order."""
-    worker = farm.ready()
+    worker = farm.ready("--lease-ttl", "60s")  # the last heartbeat would be good for four of these
     heartbeat = driver.keys.worker("worker-1")
     eventually(lambda: driver.client.exists(heartbeat))
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    eventually(lambda: not driver.client.exists(heartbeat), timeout_s=0.5)
+    eventually(lambda: not driver.client.exists(heartbeat))
 
 
 @ON_VALKEY
@@ -69,7 +68,7 @@ def test_a_worker_leaves_when_the_queue_is_empty(driver: QueueDriver, farm: Work
     asked = skewed(10)
     enqueue(driver, *asked)
     worker = farm.start("--exit-when-empty")
-    assert worker.wait(20) == 0
+    assert worker.wait() == 0
     for request in asked:
         check_stream(driver, request)
     assert worker.events("worker.stopped")
@@ -86,7 +85,7 @@ def test_a_worker_that_leaves_when_empty_waits_for_the_work_of_others(
     worker = farm.ready("--exit-when-empty")
     eventually(lambda: driver.status("r1").state is RequestState.RUNNING)
     driver.release(holder, worker_id="somebody-else")
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     check_stream(driver, asked)
 
 
@@ -95,7 +94,7 @@ def test_pages_tell_readiness_and_counts(driver: QueueDriver, farm: WorkerFarm) 
     """/readyz is 503 while the engine loads and 200 afterwards; /metrics counts the answer."""
     port = free_port()
     worker = farm.start("--metrics-port", str(port), engine=("--load-s", "0.5"))
-    worker.wait_for("worker.started", timeout_s=60)
+    worker.wait_for("worker.started")
     assert get(port, "/healthz")[0] == 200
     assert get(port, "/readyz") == (503, "the engine is not running\n")
     worker.wait_until_ready()
@@ -111,7 +110,7 @@ def test_an_unsafe_eviction_policy_is_refused(farm: WorkerFarm) -> None:
     """A server that may evict queued requests is named as the reason, and the exit status is 1."""
     with running_server("valkey", {"maxmemory-policy": "allkeys-lru"}) as unsafe:
         worker = farm.start(url=unsafe.url)
-        assert worker.wait(20) == 1
+        assert worker.wait() == 1
     assert "allkeys-lru" in worker.events("worker.stopped")[0]["reason"]
 
 
@@ -126,7 +125,7 @@ def test_a_server_without_persistence_is_warned_about(farm: WorkerFarm) -> None:
 def test_an_engine_that_cannot_load_ends_the_worker_with_its_reason(farm: WorkerFarm) -> None:
     """The first start is the settings' fault, so it is not tried again."""
     worker = farm.start("--max-num-seqs", "1", env={"HEADRACE_ENGINE_COMMAND": "/bin/false"})
-    assert worker.wait(20) == 1
+    assert worker.wait() == 1
     assert "exited with status 1 while loading" in worker.events("worker.stopped")[0]["reason"]
 
 
@@ -134,7 +133,7 @@ def test_an_engine_that_cannot_load_ends_the_worker_with_its_reason(farm: Worker
 def test_wrong_settings_are_all_named_at_once(farm: WorkerFarm) -> None:
     """Exit status 2, one line for each problem, before anything is connected."""
     worker = farm.start("--max-num-seqs", "none", "--lease-ttl", "soon")
-    assert worker.wait(20) == 2
+    assert worker.wait() == 2
     assert len(worker.output.splitlines()) == 2
     assert "--max-num-seqs" in worker.output
     assert "--lease-ttl" in worker.output
@@ -146,7 +145,7 @@ def test_a_worker_waits_for_a_server_that_is_not_there_yet(farm: WorkerFarm) -> 
     server = Server("valkey")
     try:
         worker = farm.start(url=server.url)
-        worker.wait_for("redis.disconnected", timeout_s=60)
+        worker.wait_for("redis.disconnected")
         server.start()
         worker.wait_until_ready()
         assert len(worker.events("redis.disconnected")) == 1
@@ -158,24 +157,22 @@ def test_a_worker_waits_for_a_server_that_is_not_there_yet(farm: WorkerFarm) -> 
 @ON_VALKEY
 def test_a_signal_while_loading_ends_the_worker_in_order(farm: WorkerFarm) -> None:
     """A worker that is told to stop before its model is loaded exits 0 at once."""
-    worker = farm.start(engine=("--load-s", "60"))
-    worker.wait_for("worker.started", timeout_s=60)
-    started = time.monotonic()
+    worker = farm.start(engine=("--load-s", "600"))
+    worker.wait_for("worker.started")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    assert time.monotonic() - started < 20
 
 
 @ON_VALKEY
 def test_a_second_signal_ends_the_worker_at_once(driver: QueueDriver, farm: WorkerFarm) -> None:
     """The first waits for requests within the drain time, the second does not."""
     enqueue(driver, Asked("r1", max_tokens=4000))
-    worker = farm.start("--drain-timeout", "60s", engine=("--step-s", "0.01"))
-    eventually(lambda: driver.status("r1").state is RequestState.RUNNING, timeout_s=60)
+    worker = farm.start("--drain-timeout", "600s", engine=("--step-s", "0.05"))
+    eventually(lambda: driver.status("r1").state is RequestState.RUNNING)
     worker.send(signal.SIGTERM)
     worker.wait_for("worker.draining")
     worker.send(signal.SIGTERM)
-    assert worker.wait(1) == 128 + signal.SIGTERM
+    assert worker.wait() == 128 + signal.SIGTERM
 
 
 @ON_VALKEY
@@ -186,11 +183,11 @@ def test_a_worker_in_its_drain_time_finishes_what_it_has(
     asked, late = Asked("r1", max_tokens=60), Asked("late")
     enqueue(driver, asked)
     worker = farm.start("--drain-timeout", "20s", engine=("--step-s", "0.01"))
-    eventually(lambda: driver.status("r1").num_tokens > 0, timeout_s=60)
+    eventually(lambda: driver.status("r1").num_tokens > 0)
     worker.send(signal.SIGTERM)
     worker.wait_for("worker.draining")
     enqueue(driver, late)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     check_stream(driver, asked)
     assert driver.status("r1").epoch == 1
     assert driver.status("late").state is RequestState.QUEUED
@@ -198,7 +195,7 @@ def test_a_worker_in_its_drain_time_finishes_what_it_has(
 
 def get(port: int, path: str) -> tuple[int, str]:
     """Return status and body of a page."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.request("GET", path)
     response = connection.getresponse()
     return response.status, response.read().decode()
@@ -209,12 +206,12 @@ def test_a_worker_that_still_fetches_its_model_leaves_at_once(farm: WorkerFarm) 
     """SIGTERM does not wait for a hub that says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}
+        online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HUB_ETAG_TIMEOUT": "600"}
         worker = farm.start(env={"HEADRACE_MODEL": "owner/name", **online})
-        silent.settimeout(20)
+        silent.settimeout(PATIENCE_S)
         asked, _ = silent.accept()
         worker.send(signal.SIGTERM)
-        assert worker.wait(2) == 0
+        assert worker.wait() == 0
         asked.close()
     assert [e["event"] for e in worker.events()][-1] == "worker.stopped"
     assert "never retrieved" not in worker.output

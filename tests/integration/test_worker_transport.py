@@ -18,7 +18,7 @@ from headrace_worker.transport.link import Link
 from support.queue_driver import QueueDriver
 from support.servers import Server
 from support.tcp_proxy import TcpProxy
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 from support.worker_fixtures import ON_VALKEY, queue_over
 
 ROOM = Room(free_seqs=2, free_tokens=100, total_tokens=100)
@@ -48,10 +48,10 @@ async def test_an_enqueue_wakes_whoever_waits(
     """The wait ends with the news, long before its time is over."""
     remote = queue_over(connections, queue)
     cursor = (await remote.claim(ROOM)).wake_cursor
-    waiting = asyncio.create_task(remote.wait_for_work(cursor, timeout_s=10))
+    waiting = asyncio.create_task(remote.wait_for_work(cursor, timeout_s=600))
     await asyncio.sleep(0)
     await asyncio.to_thread(driver.enqueue)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE_S)
 
 
 @ON_VALKEY
@@ -181,7 +181,7 @@ async def test_no_cancellation_is_lost_in_a_call(queue: Keys, connections: Conne
         for _ in range(turn % 23):
             await asyncio.sleep(0)
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=5)
+        done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
         assert done, f"turn {turn} goes on"
         assert task.cancelled()
     assert (await remote.depth()).queued == 0
@@ -195,7 +195,7 @@ async def test_a_read_that_waits_gives_up_on_a_silent_server(queue: Keys, server
         await remote.wait_for_work("$", 0.01)
         proxy.is_silent = True
         with pytest.raises(TransportError):
-            await asyncio.wait_for(remote.wait_for_work("$", 0.1), 5)
+            await asyncio.wait_for(remote.wait_for_work("$", 0.1), PATIENCE_S)
 
 
 @ON_VALKEY

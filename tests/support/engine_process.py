@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
 from headrace_worker.engine.settings import EngineSettings
+from support.waiting import PATIENCE_S
 
 FAKE_ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 REAL_ENGINE = (sys.executable, "-m", "headrace_worker.engine.process")
@@ -32,7 +33,7 @@ class EngineProcess:
         """Write these messages in one go."""
         self.socket.sendall(b"".join(map(encode_frame, messages)))
 
-    def receive(self, kind: type[_M], timeout_s: float = 30.0) -> _M:
+    def receive(self, kind: type[_M], timeout_s: float = PATIENCE_S) -> _M:
         """Return the next message of one kind and drop those before it."""
         deadline_s = time.monotonic() + timeout_s
         while True:

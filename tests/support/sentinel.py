@@ -54,18 +54,18 @@ class Replicated:
     def wait_for_failover(self, old: Server) -> Server:
         """Return the new master, once all Sentinels know it and it takes writes."""
         for index in range(NUM_SENTINELS):
-            eventually(lambda i=index: self.master_port(i) != old.port, timeout_s=15)  # type: ignore[misc]
+            eventually(lambda i=index: self.master_port(i) != old.port)  # type: ignore[misc]
         new = next(server for server in self.servers if server.port == self.master_port())
         with new.connect() as client:
-            eventually(lambda: client.info("replication")["role"] == "master", timeout_s=10)
+            eventually(lambda: client.info("replication")["role"] == "master")
         return new
 
     def wait_until_settled(self) -> None:
         """Return when the replicas follow, and each Sentinel knows them and the others."""
         with self.servers[0].connect() as client:
-            eventually(lambda: _num_online(client) == NUM_REPLICAS, timeout_s=15)
+            eventually(lambda: _num_online(client) == NUM_REPLICAS)
         for index in range(NUM_SENTINELS):
-            eventually(lambda i=index: self._is_informed(i), timeout_s=20)  # type: ignore[misc]
+            eventually(lambda i=index: self._is_informed(i))  # type: ignore[misc]
 
     def _is_informed(self, index: int) -> bool:
         with self.sentinel(index) as client:
@@ -123,7 +123,7 @@ def _start_sentinel(
     with (own / "log").open("wb") as log:
         child = subprocess.Popen([binary, str(config), "--sentinel"], stdout=log, stderr=log)
     with redis.Redis(port=port, password=PASSWORD) as client:
-        eventually(lambda: _answers(client), timeout_s=10)
+        eventually(lambda: _answers(client))
     return child
 
 

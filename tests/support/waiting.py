@@ -13,9 +13,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.005
+PATIENCE_S = 60.0  # nothing takes so long, however busy the machine is: this stands for a hang
 
 
-def eventually(condition: Callable[[], T], *, timeout_s: float = 30.0) -> T:
+def eventually(condition: Callable[[], T], *, timeout_s: float = PATIENCE_S) -> T:
     """Return the condition's first true value; raises AssertionError when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -25,7 +26,9 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 30.0) -> T:
     return value
 
 
-async def eventually_async(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 30.0) -> T:
+async def eventually_async(
+    condition: Callable[[], Awaitable[T]], *, timeout_s: float = PATIENCE_S
+) -> T:
     """Do what ``eventually`` does, for a condition that has to be awaited."""
     deadline = time.monotonic() + timeout_s
     while not (value := await condition()):

@@ -20,11 +20,10 @@ from headrace_worker.serving.tokenizer import CONFIG_FILE, VOCABULARY_FILE
 from headrace_worker.serving.tokenizer_store import fingerprint
 from support.engine_process import FAKE_ENGINE
 from support.tokenizers import CONFIG, byte_level_backend
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 MODEL_NAME = "fake"
 LEASE_S = 1.5
-START_TIMEOUT_S = 60.0  # a loaded machine takes its time to import
 
 
 class WorkerProcess:
@@ -40,7 +39,9 @@ class WorkerProcess:
         events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [event for event in events if name in (None, event["event"])]
 
-    def wait_for(self, name: str, count: int = 1, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+    def wait_for(
+        self, name: str, count: int = 1, timeout_s: float = PATIENCE_S
+    ) -> list[dict[str, Any]]:
         """Return the events of a name once there are so many."""
 
         def found() -> list[dict[str, Any]] | None:
@@ -56,7 +57,7 @@ class WorkerProcess:
 
     def wait_until_ready(self) -> None:
         """Return when it claims."""
-        self.wait_for("kv_cache.allocated", timeout_s=START_TIMEOUT_S)
+        self.wait_for("kv_cache.allocated")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the worker, not to its engine."""
@@ -67,7 +68,7 @@ class WorkerProcess:
         self.child.kill()
         self.child.wait()
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Return its exit status."""
         try:
             return self.child.wait(timeout_s)

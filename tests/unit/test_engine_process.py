@@ -22,6 +22,7 @@ from headrace_worker.engine.settings import EngineSettings
 from support.engine_process import REAL_ENGINE, EngineProcess, start_engine
 from support.fake_engine import Misfortune, fake_answer
 from support.oracle import request
+from support.waiting import PATIENCE_S
 
 
 def answer_of(engine: EngineProcess, seq_id: int) -> list[int]:
@@ -39,7 +40,7 @@ def test_settings_in_ready_out_then_answers_then_a_clean_end() -> None:
         engine.send(request(1, [1, 2, 3], max_tokens=6))
         assert answer_of(engine, 1) == fake_answer([1, 2, 3], max_tokens=6, seed=1)
         engine.send(Shutdown())
-        assert engine.child.wait(10) == 0
+        assert engine.child.wait(PATIENCE_S) == 0
 
 
 def test_commands_that_arrive_with_the_settings_are_not_lost() -> None:
@@ -104,7 +105,7 @@ def test_a_broken_engine_says_who_was_in_the_batch_and_exits() -> None:
         failed = engine.receive(EngineFailed)
         assert sorted(failed.seq_ids) == [1, 2]
         assert "asked to break" in failed.message
-        assert engine.child.wait(10) == 1
+        assert engine.child.wait(PATIENCE_S) == 1
 
 
 def test_a_killed_engine_closes_the_channel() -> None:
@@ -113,7 +114,7 @@ def test_a_killed_engine_closes_the_channel() -> None:
         engine.send(request(1, [1, Misfortune.CRASH, 2], max_tokens=9))
         with pytest.raises(ConnectionError):
             answer_of(engine, 1)
-        assert engine.child.wait(10) == -signal.SIGKILL
+        assert engine.child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("prompt", [[1], [Misfortune.HANG, 0]], ids=["idle", "hung"])
@@ -123,7 +124,7 @@ def test_no_engine_outlives_its_parent(prompt: list[int]) -> None:
         engine.send(request(1, prompt, max_tokens=1))
         engine.receive(EngineReady)
         engine.socket.close()
-        assert engine.child.wait(10) == 1
+        assert engine.child.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -145,7 +146,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_the_exit(
         failed = engine.receive(EngineFailed, timeout_s=90)
         assert "no-such-model" in failed.message
         assert failed.seq_ids == ()
-        assert engine.child.wait(10) == 1
+        assert engine.child.wait(PATIENCE_S) == 1
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -154,7 +155,7 @@ def test_a_fault_of_ours_is_reported_with_its_traceback(capfd: pytest.CaptureFix
     with start_engine() as engine:
         engine.send(request(1, [Misfortune.BREAK_ENGINE, 0]))
         engine.receive(EngineFailed)
-        assert engine.child.wait(10) == 1
+        assert engine.child.wait(PATIENCE_S) == 1
     assert "Traceback" in capfd.readouterr().err
 
 

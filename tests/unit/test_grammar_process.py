@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from llguidance import LLMatcher
+
 from headrace_worker.engine.channel import Channel
 from headrace_worker.engine.framing import Message
 from headrace_worker.engine.grammar import GrammarTokens
@@ -37,8 +39,9 @@ CHOICE = choice_grammar("abc", "the true thing")
 class Parent:
     """The transport's side of a loop that runs in a thread."""
 
-    def __init__(self, sock: socket.socket, gate: threading.Event) -> None:
+    def __init__(self, sock: socket.socket, gate: threading.Event, cpu_clock: int) -> None:
         self._socket = sock
+        self._cpu_clock = cpu_clock  # of the engine's thread
         self._channel = Channel(sock)
         self._arrived: list[Message] = []
         self.gate = gate  # set: grammars may be compiled
@@ -63,10 +66,10 @@ class Parent:
             self.receive()
 
     def cpu_s_of_silence(self, duration_s: float) -> float:
-        """Return the processor time that this process uses while nothing is reported."""
-        used_s = time.process_time()
+        """Return the processor time that the engine's thread uses while nothing is reported."""
+        used_s = time.clock_gettime(self._cpu_clock)
         assert not select.select([self._socket], [], [], duration_s)[0]
-        return time.process_time() - used_s
+        return time.clock_gettime(self._cpu_clock) - used_s
 
     def ping(self) -> Pong:
         """Return the answer to a ping, past whatever comes before."""
@@ -77,19 +80,22 @@ class Parent:
 
 
 @contextmanager
-def serving(compile_timeout_s: float = GRAMMAR_TIMEOUT_S) -> Iterator[Parent]:
+def serving(
+    compile_timeout_s: float = GRAMMAR_TIMEOUT_S, tokens: GrammarTokens | None = None
+) -> Iterator[Parent]:
     """Serve an engine whose grammars are compiled only when the gate is open."""
     gate = threading.Event()
 
     def load() -> GrammarTokens:
         assert gate.wait(GRAMMAR_TIMEOUT_S)
-        return oracle_tokens()
+        return tokens or oracle_tokens()
 
     ours, theirs = socket.socketpair()
     engine = make_grammar_engine(load_tokens=load, compile_timeout_s=compile_timeout_s)
     loop = threading.Thread(target=serve, args=(engine, Channel(theirs), []))
     loop.start()
-    parent = Parent(ours, gate)
+    assert loop.ident is not None
+    parent = Parent(ours, gate, time.pthread_getcpuclockid(loop.ident))
     try:
         yield parent
     finally:
@@ -99,6 +105,24 @@ def serving(compile_timeout_s: float = GRAMMAR_TIMEOUT_S) -> Iterator[Parent]:
         ours.close()
         theirs.close()
     assert not loop.is_alive()
+
+
+@contextmanager
+def stuck_tokens() -> Iterator[GrammarTokens]:
+    """Give tokens with which one grammar is compiled for as long as the block lasts."""
+    is_over = threading.Event()
+
+    class Stuck(GrammarTokens):
+        def compile(self, grammar: str) -> LLMatcher:
+            if grammar == CHOICE:
+                is_over.wait(GRAMMAR_TIMEOUT_S)
+            return super().compile(grammar)
+
+    tokens = oracle_tokens()
+    try:
+        yield Stuck(tokens.tokenizer, tokens.executor, tokens.eos_token_ids, tokens.eos_mask)
+    finally:
+        is_over.set()
 
 
 def test_others_get_their_tokens_while_a_grammar_is_compiled() -> None:
@@ -151,12 +175,11 @@ def test_a_paused_loop_takes_the_compiled_grammar_and_runs_it_later() -> None:
 
 def test_a_compile_over_the_bound_fails_that_request_alone() -> None:
     """It is told without anybody asking, and the next grammar is compiled."""
-    slow = choice_grammar(*(f"{i:x}" for i in range(20_000)))
-    with serving(compile_timeout_s=0.2) as parent:
+    with stuck_tokens() as tokens, serving(compile_timeout_s=1.0, tokens=tokens) as parent:
         parent.gate.set()
-        parent.send(request(1, [4], grammar=slow), request(2, [5]))
+        parent.send(request(1, [4], grammar=CHOICE), request(2, [5]))
         parent.wait_for(1, 2)
-        assert "took more than 0.2 s" in parent.answers.failed[1].message
+        assert "took more than 1 s" in parent.answers.failed[1].message
         parent.send(request(3, [4], grammar=regex_grammar("[a-c]{2}")))
         parent.wait_for(3)
         assert len(text_of(parent.answers.tokens[3])) == 2

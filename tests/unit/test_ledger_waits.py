@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from support.serving_parts import Books
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ async def test_waiting_for_an_empty_ledger_ends_with_the_last_request(books: Boo
     await asyncio.sleep(0)
     assert not waiting.done()
     books.ledger.drop(requests[1], "lease lost")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
     assert books.num_left == 2
 
 
@@ -35,5 +36,5 @@ async def test_waiting_for_a_request_ends_with_the_next_grant(books: Books) -> N
     await asyncio.sleep(0)
     assert not waiting.done()
     books.running("r2")
-    await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(books.ledger.wait_until_filled(), 1)  # and there is no wait then
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    await asyncio.wait_for(books.ledger.wait_until_filled(), PATIENCE_S)  # no wait then

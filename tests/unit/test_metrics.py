@@ -14,6 +14,7 @@ from headrace_worker.engine.messages import SampledToken, StepOutcome
 from headrace_worker.serving import http
 from headrace_worker.serving.http import MetricsServer
 from headrace_worker.serving.metrics import Metrics
+from support.waiting import PATIENCE_S
 
 OUTCOME = StepOutcome(
     step=1,
@@ -106,7 +107,7 @@ async def _get(server: MetricsServer, request: bytes) -> tuple[int, bytes]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request)
     await writer.drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()
@@ -150,7 +151,7 @@ async def test_head_has_no_body() -> None:
     async with _server() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"HEAD /healthz HTTP/1.1\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
     assert answer.endswith(b"\r\n\r\n")
     assert b"Content-Length: 3" in answer
@@ -175,7 +176,7 @@ async def test_a_silent_client_is_let_go(monkeypatch: pytest.MonkeyPatch) -> Non
     async with _server() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert (await _get(server, b"GET /healthz HTTP/1.1\r\n\r\n"))[0] == 200
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
         writer.close()
 
 

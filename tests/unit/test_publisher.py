@@ -13,7 +13,7 @@ from headrace_worker.serving.pressure import Pressure
 from headrace_worker.serving.publisher import FINISHES_AT_A_TIME, Publisher
 from headrace_worker.serving.request import LENGTH_REACHED, Phase
 from support.serving_parts import Books
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 
 
 class Press:
@@ -209,5 +209,5 @@ async def test_a_stop_ends_it_also_when_news_come_at_that_moment(
     for _ in range(num_turns):
         await asyncio.sleep(0)
     running.cancel()
-    done, _ = await asyncio.wait({running}, timeout=1)
+    done, _ = await asyncio.wait({running}, timeout=PATIENCE_S)
     assert done

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.tcp_proxy import TcpProxy
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ class _Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def ask(self, line: bytes, timeout_s: float = 5.0) -> bytes:
+    async def ask(self, line: bytes, timeout_s: float = PATIENCE_S) -> bytes:
         self.writer.write(line)
         return await asyncio.wait_for(self.reader.readline(), timeout_s)
 
@@ -109,7 +110,7 @@ async def test_a_late_request_arrives_though_its_sender_has_left(proxy: TcpProxy
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(b"late\n")
     writer.write_eof()
-    assert await asyncio.wait_for(reader.readline(), 5) == b"late\n"
+    assert await asyncio.wait_for(reader.readline(), PATIENCE_S) == b"late\n"
     writer.close()
 
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from headrace_worker.threads import run_abandonable
+from support.waiting import PATIENCE_S
 
 
 async def test_it_returns_what_the_work_returns() -> None:
@@ -27,15 +28,15 @@ async def test_work_that_is_given_up_holds_nobody_up() -> None:
 
     def work() -> threading.Thread:
         started.set()
-        may_end.wait(10)
+        may_end.wait(PATIENCE_S)
         return threading.current_thread()
 
     waiting = asyncio.create_task(run_abandonable(work))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, PATIENCE_S)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     (thread,) = (t for t in threading.enumerate() if t.name == "abandonable")
     assert thread.daemon
     may_end.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
