@@ -53,7 +53,9 @@ def _after(text: str, key: str) -> str:
 
 def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return "unknown"
     return done.stdout.strip() or "unknown"

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from benchmarks.options import Options, parse
 from benchmarks.workload import NUM_SHARED_PREFIX_TOKENS, Item, mixed, shared_prefix
 from headrace_worker.catalogue import resolve
-from headrace_worker.model.config import read_config
+from headrace_worker.model.config import ModelConfig, read_config
 from headrace_worker.model.int8 import multiply_int8
 from headrace_worker.model.linear import multiply_packed, pack_weight
 
@@ -102,10 +103,8 @@ def roofline(options: Options) -> dict[str, Any]:
 
 def shape_of(model: str) -> Shape:
     """Return a model's shape; raises ModelLoadError."""
-    from headrace_worker.model.gguf import GgufModel
-
     path = resolve(model)
-    config = GgufModel(path).config if path.suffix == ".gguf" else read_config(path)
+    config = _gguf_config(path) if path.suffix == ".gguf" else read_config(path)
     return Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})
 
 
@@ -175,6 +174,12 @@ def _int8(out_features: int, in_features: int) -> Product:
         return lambda: multiply_int8(x, weight, scales, zeros, torch.bfloat16)
 
     return on
+
+
+def _gguf_config(path: Path) -> ModelConfig:
+    from headrace_worker.model.gguf import GgufModel  # needs a package that a GPU image may lack
+
+    return GgufModel(path).config
 
 
 def _num_tokens_read(item: Item) -> int:

@@ -1,0 +1,31 @@
+"""The process of one part: ready before its turn, gone after it.
+
+    python -m benchmarks.gpu_parts.child    reads a line with name, setup and result file
+
+A kernel that breaks the device so harms no other part, and each finds all the memory free.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.gpu_parts.parts import all_parts, run_part
+from benchmarks.gpu_parts.setup import Setup
+
+
+def main() -> None:
+    """Wait for the turn, run the part, write its result; nothing is asked of it: end."""
+    parts = all_parts()
+    line = sys.stdin.readline()
+    if not line:
+        return
+    order = json.loads(line)
+    name = order["part"]
+    result = run_part(name, parts[name], Setup(**order["setup"]))
+    Path(order["result"]).write_text(json.dumps(result), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
