@@ -21,6 +21,7 @@ from hashlib import blake2b
 
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
+from headrace_worker.engine.channel import Channel
 from headrace_worker.engine.engine import Engine, RowResult
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.messages import EngineReady, PromptLogprobs, SampledToken, TokenScore
@@ -134,7 +135,7 @@ def main() -> int:
     parser.add_argument("--tally", help="file that gets a record of every token made")
     args = parser.parse_args()
 
-    def load(settings: EngineSettings) -> tuple[Engine, EngineReady]:
+    def load(settings: EngineSettings, _channel: Channel) -> tuple[Engine, EngineReady]:
         time.sleep(args.load_s)
         engine = build_fake_engine(
             settings, num_blocks=args.num_blocks, step_s=args.step_s, tally=args.tally

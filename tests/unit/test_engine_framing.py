@@ -30,6 +30,7 @@ from headrace_worker.engine.messages import (
     Shutdown,
     StepOutcome,
 )
+from headrace_worker.engine.orders import JoinRanks, Order, RunForward, RunLogits
 from headrace_worker.engine.settings import EngineSettings, Reserve
 from support.oracle import request
 
@@ -66,6 +67,9 @@ MESSAGES: list[Message] = [
     Pong(7, 3),
     Bystanders((4, 5)),
     EngineFailed("broken", (1, 2)),
+    JoinRanks(1, 2, 45678, EngineSettings(model="m", tensor_parallel_size=2)),
+    RunForward(9, 3, 5, 2, max_seqlen_q=7, max_seqlen_k=64, num_decodes=2),
+    RunLogits(2),
 ]
 
 
@@ -79,7 +83,7 @@ def test_a_message_survives_the_channel_unchanged(message: Message) -> None:
 
 def test_every_message_of_the_contract_has_an_example_here() -> None:
     """Whoever adds a message is reminded to give it a tag."""
-    kinds = {EngineSettings, *get_args(Command), *get_args(Report)}
+    kinds = {EngineSettings, *get_args(Command), *get_args(Report), *get_args(Order)}
     assert {type(message) for message in MESSAGES} == kinds
 
 

@@ -22,6 +22,7 @@ from headrace_worker.engine.settings import EngineSettings
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, not 0"),
         ({"max_num_batched_tokens": -5}, "not -5"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1, not 0"),
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "64 is less than max_num_seqs 65"),
         ({"gpu_memory_utilization": 0.0}, "in \\(0, 1\\], not 0.0"),
         ({"gpu_memory_utilization": float("nan")}, "not nan"),

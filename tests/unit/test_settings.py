@@ -114,6 +114,7 @@ def test_all_problems_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ("dtype", "float8"),
         ("quantization", "awq"),
         ("model_impl", "vllm"),
+        ("tensor_parallel_size", "0"),
         ("max_model_len", "1"),
         ("max_num_seqs", "0"),
         ("max_num_batched_tokens", "-1"),
@@ -147,6 +148,15 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     (problem,) = _problems(*NEEDED, "--max-num-seqs", "64", "--max-num-batched-tokens", "32")
     assert "max_num_batched_tokens 32" in problem
     assert "max_num_seqs 64" in problem
+
+
+@pytest.mark.parametrize(("name", "value"), [("model_impl", "transformers"), ("device", "cuda:1")])
+def test_what_cannot_be_cut_over_ranks_is_refused(name: str, value: str) -> None:
+    """Neither a model of transformers' own nor one GPU; both settings are named."""
+    (problem,) = _problems(*NEEDED, "--tensor-parallel-size", "2", flag(name), value)
+    assert "tensor_parallel_size 2" in problem
+    assert f"{name} {value!r}" in problem
+    assert getattr(parse([*NEEDED, flag(name), value]), name) == value
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name(
@@ -205,6 +215,7 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
         *("max-num-batched-tokens", "kv-cache-memory", "gpu-memory-utilization", "block-size"),
         *("attention-backend", "quantization", "lease-ttl", "max-strikes", "drain-timeout"),
         *("exit-when-empty", "metrics-port", "served-model-name", "model-impl"),
+        "tensor-parallel-size",
     ],
 )
 def test_the_published_flags_exist(argument: str) -> None:

@@ -167,6 +167,7 @@ def _tell_loaded(ready: EngineReady) -> None:
     log.info(
         logs.MODEL_LOADED,
         device=ready.device,
+        tensor_parallel_size=ready.tensor_parallel_size,
         dtype=ready.dtype,
         attention_backend=ready.attention_backend,
         max_model_len=ready.max_model_len,

@@ -83,6 +83,9 @@ class WorkerSettings(BaseSettings):
     )
 
     device: str = Field("auto", pattern=rf"^({_DEVICE})$", description="auto, cpu, cuda, cuda:1")
+    tensor_parallel_size: Count = Field(
+        1, description="GPUs that the model is cut over; on a CPU, processes"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="number format of weights and KV cache"
     )
@@ -165,4 +168,18 @@ class WorkerSettings(BaseSettings):
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs"
                 f" {self.max_num_seqs}: some sequences would never get a turn"
             )
+        if self.tensor_parallel_size > 1:
+            self._check_ranks(self.tensor_parallel_size)
         return self
+
+    def _check_ranks(self, size: int) -> None:
+        if self.model_impl == "transformers":
+            raise ValueError(
+                f"tensor_parallel_size {size} is for models of our own, not for model_impl"
+                f" {self.model_impl!r}"
+            )
+        if ":" in self.device:
+            raise ValueError(
+                f"tensor_parallel_size {size} takes more than device {self.device!r}: name them in"
+                " CUDA_VISIBLE_DEVICES, and give device 'cuda'"
+            )

@@ -97,6 +97,7 @@ def engine_settings(settings: WorkerSettings, model: Path, tokenizer: Tokenizer)
         quantization=settings.quantization,
         dtype=settings.dtype,
         device=settings.device,
+        tensor_parallel_size=settings.tensor_parallel_size,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -225,6 +226,7 @@ def make_chores(
             "model": settings.model_name,
             "num_held": len(parts.ledger),
             "lease_s": f"{lease_s:g}",
+            "tensor_parallel_size": settings.tensor_parallel_size,
         },
         set_depth=metrics.set_queue_depth,
     )

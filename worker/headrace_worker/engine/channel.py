@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from typing import Protocol
 
 from headrace_worker.engine.framing import FrameDecoder, Message, encode_frame
@@ -24,17 +25,20 @@ class ChannelClosed(ConnectionError):
 
 
 class Channel:
-    """Owned by one thread; ``send`` blocks, and so stops the engine, until the other side reads."""
+    """Read by one thread; ``send`` blocks, and so stops the engine, until the other side reads."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._socket.setblocking(True)
         self._decoder = FrameDecoder()
+        self._sending = threading.Lock()  # a frame is written whole, whichever thread has news
 
     def send(self, message: Message) -> None:
         """Write one frame; raises ChannelClosed."""
+        frame = encode_frame(message)
         try:
-            self._socket.sendall(encode_frame(message))
+            with self._sending:
+                self._socket.sendall(frame)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the transport process closed the channel") from error
 

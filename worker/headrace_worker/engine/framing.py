@@ -16,13 +16,13 @@ from typing import Any, get_args
 
 import msgpack
 
-from headrace_worker.engine import messages
+from headrace_worker.engine import messages, orders
 from headrace_worker.engine.settings import EngineSettings, Reserve
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
-Message = EngineSettings | messages.Command | messages.Report
+Message = EngineSettings | messages.Command | messages.Report | orders.Order
 
 _CODES: dict[type, int] = {
     EngineSettings: 1,
@@ -44,11 +44,14 @@ _CODES: dict[type, int] = {
     Reserve: 36,
     messages.TokenScore: 37,
     messages.PromptLogprobs: 38,
+    orders.JoinRanks: 48,
+    orders.RunForward: 49,
+    orders.RunLogits: 50,
 }
 _CLASSES = {code: cls for cls, code in _CODES.items()}
 _ENUMS = (messages.SequenceFinish, Reserve)
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in _CODES if cls not in _ENUMS}
-_MESSAGES = (EngineSettings, *get_args(messages.Command), *get_args(messages.Report))
+_MESSAGES = get_args(Message)
 
 
 def encode_frame(message: Message) -> bytes:

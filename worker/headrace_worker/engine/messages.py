@@ -112,6 +112,7 @@ class EngineReady:
     load_s: float
     kernels_build_s: float | None = None  # seconds the C++ kernels took to build; None: not needed
     missing_kernels: str | None = None  # why a CPU runs without them; None: it does not
+    tensor_parallel_size: int = 1  # ranks; bytes are those of one, and each has as many blocks
 
     @property
     def max_kv_tokens(self) -> int:

@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 from headrace_worker.engine.channel import Channel, ChannelClosed
 from headrace_worker.engine.engine import Engine
@@ -36,7 +37,7 @@ from headrace_worker.engine.messages import (
 )
 from headrace_worker.engine.settings import EngineSettings
 
-Loader = Callable[[EngineSettings], tuple[Engine, EngineReady]]
+Loader = Callable[[EngineSettings, Channel], tuple[Engine, EngineReady]]
 _PEER_GONE = getattr(select, "POLLRDHUP", 0)  # POLLHUP and POLLERR are always reported
 
 
@@ -44,20 +45,21 @@ def main() -> int:
     """Run the real engine over the inherited socket."""
     parser = argparse.ArgumentParser(description="The engine process; its parent is the worker.")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the parent")
-    return run(parser.parse_args().fd, _load_model_engine)
+    fd = parser.parse_args().fd
+    with ExitStack() as cleanup:
+        return run(fd, lambda settings, channel: _load_model_engine(settings, channel, cleanup))
 
 
 def run(fd: int, load: Loader) -> int:
     """Serve the parent at the other end of ``fd`` until it is done; return the exit status."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _exit_with_parent(fd)
+    ignore_signals()
+    exit_with_parent(fd)
     channel = Channel(socket.socket(fileno=fd))
     try:
         settings, *commands = channel.receive()
         if not isinstance(settings, EngineSettings):
             raise ValueError(f"the first message is a {type(settings).__name__}, not the settings")
-        engine, ready = load(settings)
+        engine, ready = load(settings, channel)
         channel.send(ready)
         serve(engine, channel, commands)
     except ChannelClosed:
@@ -101,17 +103,13 @@ def serve(engine: Engine, channel: Channel, commands: list[Message]) -> None:
         commands = channel.poll() if can_step else channel.receive(or_until=engine.grammars)
 
 
-def _load_model_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
-    from headrace_worker.engine.loader import load_engine  # imports torch
-    from headrace_worker.model.errors import ModelLoadError
-
-    try:
-        return load_engine(settings)
-    except (ModelLoadError, SettingsError) as error:
-        raise EngineRefused(f"{type(error).__name__}: {error}") from error
+def ignore_signals() -> None:
+    """Leave it to the parent when this process ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _exit_with_parent(fd: int) -> None:
+def exit_with_parent(fd: int) -> None:
     """Watch the channel from a sleeping thread, so that no hung step outlives the parent."""
     watch = select.poll()
     watch.register(fd, _PEER_GONE)
@@ -121,6 +119,28 @@ def _exit_with_parent(fd: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait_and_exit, name="parent-watch", daemon=True).start()
+
+
+def _load_model_engine(
+    settings: EngineSettings, channel: Channel, cleanup: ExitStack
+) -> tuple[Engine, EngineReady]:
+    from headrace_worker.engine.loader import load_engine  # imports torch
+    from headrace_worker.model.errors import ModelLoadError
+
+    def give_up(reason: str) -> None:
+        """A rank is gone: say so and end, as the step under way waits for it, perhaps for ever."""
+        with suppress(ChannelClosed):
+            channel.send(EngineFailed(reason, ()))
+        os._exit(1)
+
+    try:
+        if settings.tensor_parallel_size == 1:
+            return load_engine(settings)
+        from headrace_worker.engine.parallel import load_leading
+
+        return load_leading(settings, give_up, cleanup)
+    except (ModelLoadError, SettingsError) as error:
+        raise EngineRefused(f"{type(error).__name__}: {error}") from error
 
 
 if __name__ == "__main__":

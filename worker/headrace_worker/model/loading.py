@@ -99,19 +99,41 @@ def load_model(
         model = GgufModel(files.path)
         return _load_native(title, model.config, model, dtype, device, ranks=ranks)
     hf_config, eos_token_ids = read_transformers_config(files.path)
-    if model_impl == "native" or (model_impl == "auto" and is_native(hf_config.model_type)):
+    if _runs_on_native(hf_config.model_type, model_impl):
         config = from_transformers(hf_config, eos_token_ids)
         reader = SafetensorsReader(files.path)
         return _load_native(title, config, reader, dtype, device, ranks=ranks)
-    if not ranks.is_alone:
-        raise ModelLoadError(
-            f"tensor_parallel_size {ranks.size} is for model_impl 'native' only, which does not run"
-            f" model type {hf_config.model_type!r} here"
-        )
+    _refuse_to_cut_external(hf_config.model_type, ranks.size)
     from headrace_worker.model.external import load_external
 
     shape, decoder = load_external(files.path, hf_config, eos_token_ids, dtype=dtype, device=device)
     return LoadedModel(title, shape, decoder, decoder.weights_bytes)
+
+
+def check_ranks(source: str | Path, model_impl: str, size: int) -> None:
+    """Raise ModelLoadError unless ``load_model`` can cut the model over so many ranks."""
+    files = locate_model(source)
+    if files.is_gguf:
+        from headrace_worker.model.gguf import GgufModel  # its reader is for such files alone
+
+        shard_config(GgufModel(files.path).config, size)
+        return
+    hf_config, eos_token_ids = read_transformers_config(files.path)
+    if not _runs_on_native(hf_config.model_type, model_impl):
+        _refuse_to_cut_external(hf_config.model_type, size)
+    shard_config(from_transformers(hf_config, eos_token_ids), size)
+
+
+def _runs_on_native(model_type: str, model_impl: str) -> bool:
+    return model_impl == "native" or (model_impl == "auto" and is_native(model_type))
+
+
+def _refuse_to_cut_external(model_type: str, size: int) -> None:
+    if size > 1:
+        raise ModelLoadError(
+            f"tensor_parallel_size {size} is for model_impl 'native' only, and model type"
+            f" {model_type!r} would run on transformers' code"
+        )
 
 
 def _load_native(

@@ -145,7 +145,7 @@ class Supervisor:
             self._watch.reported(self._clock())
             for report in reports:
                 if isinstance(report, EngineFailed):
-                    return EngineDeath(report.message, report.seq_ids or None)
+                    return EngineDeath(report.message, report.seq_ids or None, self._bystanders)
                 self._take(report, listener)
         reason, self._stall = self._stall or await self._bridge.exit_reason(), None
         return EngineDeath(reason, None, self._bystanders)
