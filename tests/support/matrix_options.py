@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace_worker.attention import available_backends
@@ -14,6 +15,9 @@ Answers = Sequence[Sequence[int]]  # to each request of the workload
 Option = Callable[[Sequence[Ask], Answers, random.Random], list[Play]]
 
 SMALL_BLOCK = 4  # tokens
+# Kinds of requests whose next token needs nothing that the host has to know of the last.
+_NEVER_WAITED_FOR = {"greedy", "temperature", "top-p", "top-k", "min-p", "all filters", "n"}
+_NEVER_WAITED_FOR |= {"bias", "stops"}
 TIGHT: dict[str, Any] = {"block_size": SMALL_BLOCK, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
 
@@ -134,6 +138,21 @@ def _random_arrival(ask: int, answers: Answers, rng: random.Random) -> Arrival:
     )
 
 
+def _one_ahead(asks: Sequence[Ask], answers: Answers, rng: random.Random) -> list[Play]:
+    """Each step is scheduled while the one before is in flight; no token knows."""
+    known = [rng.randint(0, len(answers[ask])) for ask in range(len(asks))]
+    taken_over = tuple(Arrival(ask, num_known=count) for ask, count in enumerate(known))
+    by_chance = _random(asks, answers, rng)
+    # In company of the others, most steps have to be waited for.
+    free = tuple(Arrival(index) for index, ask in enumerate(asks) if ask.kind in _NEVER_WAITED_FOR)
+    return [
+        Play((free,), {"one_ahead": True}),
+        _preempted(asks, one_ahead=True),
+        Play((taken_over,), {"max_num_batched_tokens": 32, "max_num_seqs": 8, "one_ahead": True}),
+        replace(by_chance, settings={**by_chance.settings, "one_ahead": True}),
+    ]
+
+
 def _random(asks: Sequence[Ask], answers: Answers, rng: random.Random) -> Play:
     """Everything at once, by chance."""
     rounds = tuple(
@@ -191,6 +210,7 @@ OPTIONS: dict[str, Option] = {
     "reference attention, preempted": lambda asks, answers, rng: [
         _preempted(asks, attention_backend="reference", max_num_batched_tokens=16)
     ],
+    "one ahead": _one_ahead,
     "everything by chance": lambda asks, answers, rng: [_random(asks, answers, rng)],
 }
 # Those that leave something to chance, so that it is worth to run them again.
@@ -201,6 +221,7 @@ BY_CHANCE = frozenset(
         "priorities",
         "taken over",
         "taken over at every offset",
+        "one ahead",
         "everything by chance",
     }
 )

@@ -13,7 +13,7 @@ import torch
 from headrace_worker.attention.base import KVCacheSpec
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
-from headrace_worker.engine.engine import Engine, Runner
+from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.messages import (
     AddSequence,
     SampledToken,
@@ -22,6 +22,7 @@ from headrace_worker.engine.messages import (
     SequenceFinish,
     StepOutcome,
 )
+from headrace_worker.engine.one_ahead import OneAheadEngine
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.settings import Reserve
@@ -54,6 +55,7 @@ def make_engine(
     decoder: OracleDecoder | None = None,
     sampled_vocab_size: int | None = None,
     samples_in_lists: bool = False,
+    one_ahead: bool = False,
 ) -> Engine:
     """Build an engine over the oracle, with the real sampler unless told to do without tensors."""
     spec = KVCacheSpec(1, 1, 1, torch.int64, torch.device("cpu"), block_size)
@@ -67,7 +69,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     decoder = decoder or OracleDecoder()
-    runner: Runner = ListRunner(decoder, backend)
+    runner: ListRunner | ModelRunner = ListRunner(decoder, backend)
     if not samples_in_lists:
         runner = ModelRunner(
             decoder,
@@ -76,6 +78,8 @@ def make_engine(
             device=spec.device,
             sampled_vocab_size=sampled_vocab_size,
         )
+    if one_ahead:
+        return OneAheadEngine(scheduler, runner, vocab_size=VOCAB_SIZE)
     return Engine(scheduler, runner, vocab_size=VOCAB_SIZE)
 
 

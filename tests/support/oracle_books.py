@@ -26,14 +26,22 @@ def check_books(engine: Engine) -> None:
     assert all(seq.status is SequenceStatus.RUNNING for seq in running)
     assert all(seq.status is SequenceStatus.WAITING for seq in waiting)
     assert not any(seq.block_table or seq.num_computed_tokens for seq in waiting)
+    assert not any(seq.num_pending_tokens or seq.num_steps_in_flight for seq in waiting)
+    assert all(seq.num_steps_in_flight for seq, _ in scheduler.lingering), "blocks are kept"
     assert waiting == sorted(waiting, key=lambda seq: seq.rank)
     held: dict[int, list[tuple[Sequence, int]]] = {}
     for seq in running:
         assert pool.blocks_for(seq.num_computed_tokens) <= len(seq.block_table)
-        assert seq.num_computed_tokens < seq.num_tokens, "nothing is left to compute"
+        is_last_step_in_flight = seq.ended and seq.num_steps_in_flight
+        is_computed = seq.num_computed_tokens == seq.num_tokens
+        assert not is_computed or is_last_step_in_flight, "nothing is left to compute"
+        assert seq.num_computed_tokens <= seq.num_tokens
         for index, block in enumerate(seq.block_table):
             held.setdefault(block, []).append((seq, index))
-    assert len(held) == pool.num_blocks - pool.num_free, "a block is held, and by nobody"
+    lingering = {block for _, blocks in scheduler.lingering for block in blocks}
+    assert len(held.keys() | lingering) == pool.num_blocks - pool.num_free, (
+        "a block is held, and by nobody"
+    )
     for block, holders in held.items():
         if len(holders) > 1:
             _check_shared(block, holders, pool.block_size)

@@ -10,7 +10,7 @@ from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.messages import AddSequence
-from headrace_worker.engine.sequence import Sequence
+from headrace_worker.engine.sequence import Sequence, SequenceStatus
 from support.oracle import OracleDecoder, make_engine, request
 from support.oracle_answer import whole_answer
 from support.oracle_books import check_books, check_outcome
@@ -73,7 +73,7 @@ class Play:
     def fail_a_step(self, which: int, is_late: bool) -> None:
         """A step fails and names one sequence of its batch; it may have written by then."""
         if running := self.engine.scheduler.running:
-            self.decoder.break_for(running[which % len(running)].seq_id, is_late)
+            self.decoder.break_for(running[which % len(running)], is_late)
         self.step()
 
     def step(self) -> None:
@@ -82,6 +82,8 @@ class Play:
             return
         has_sequences = self.engine.scheduler.running or self.engine.scheduler.waiting
         self.is_sound = False
+        gone = [seq for seq, _ in self.engine.scheduler.lingering]
+        is_landing = any(seq.num_steps_in_flight for seq in self.engine.scheduler.running + gone)
         before = self._running()
         outcome = self.engine.step()
         self.witness.take(outcome, self.decoder.mend())
@@ -89,7 +91,8 @@ class Play:
         told = {token.seq_id for token in outcome.tokens}
         self._check_places((self._running() | told) - before, outcome.preempted)
         check_books(self.engine)
-        assert outcome.num_scheduled_tokens or not has_sequences, "a step computed nothing"
+        is_idle = not (outcome.num_scheduled_tokens or is_landing)
+        assert not (is_idle and has_sequences), "a step computed nothing"
         self.is_sound = True
 
     def drain(self) -> None:
@@ -112,13 +115,16 @@ class Play:
             self.tally.displacements += 1
 
     def _most_steps(self) -> int:
-        """A step computes a token at least, and a sequence is computed three times at most."""
+        """A step computes a token at least, and a sequence is computed three times at most.
+
+        One ahead, every other step may find no room, and wait for the one in flight.
+        """
         scheduler = self.engine.scheduler
         tokens = [
             seq.num_tokens + seq.remaining_output_tokens(self.limits.context)
             for seq in (*scheduler.running, *scheduler.waiting)
         ]
-        return 3 * sum(tokens) + 1
+        return (6 if self.limits.is_ahead else 3) * sum(tokens) + 2
 
     def _pick(self, which: int) -> int:
         return 1 + which % self.num_ids
@@ -127,13 +133,13 @@ class Play:
 class BreakableDecoder(OracleDecoder):
     """An oracle whose next forward can be made to fail for one sequence."""
 
-    _victim: int | None = None
+    _victim: Sequence | None = None
     _is_late = False
     _named: int | None = None  # by a forward that failed
 
-    def break_for(self, seq_id: int, is_late: bool) -> None:
-        """Let the next forward fail, before or after it wrote into the cache."""
-        self._victim, self._is_late = seq_id, is_late
+    def break_for(self, seq: Sequence, is_late: bool) -> None:
+        """Let the next forward fail, before or after it wrote into the cache, if it is for this."""
+        self._victim, self._is_late = seq, is_late
 
     def mend(self) -> int | None:
         """Go on without a fault; return whom the last forward named, if it failed."""
@@ -141,12 +147,12 @@ class BreakableDecoder(OracleDecoder):
         return named
 
     def forward(self, batch: PackedBatch, backend: AttentionBackend) -> torch.Tensor:
-        if self._victim is None:
+        if self._victim is None or self._victim.status is not SequenceStatus.RUNNING:
             return super().forward(batch, backend)
         if self._is_late:
             super().forward(batch, backend)
-        self._named = self._victim
-        raise EngineStepError("it cannot be computed", (self._victim,))
+        self._named = self._victim.seq_id
+        raise EngineStepError("it cannot be computed", (self._named,))
 
 
 def _make_engine(limits: Limits, decoder: OracleDecoder) -> Engine:
@@ -160,6 +166,7 @@ def _make_engine(limits: Limits, decoder: OracleDecoder) -> Engine:
         enable_prefix_caching=limits.caching,
         decoder=decoder,
         samples_in_lists=limits.is_fast,
+        one_ahead=limits.is_ahead,
     )
     if limits.is_hopeful:  # many answers left after one token of those that they might have
         short = Sequence(request(1, [1, 2], num_prompt_tokens=1, max_tokens=50), arrival=0)

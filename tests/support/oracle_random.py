@@ -73,4 +73,5 @@ def _draw_limits(dice: Random, is_fast: bool) -> Limits:
         poison=dice.choice((None, None, POISON)),
         is_hopeful=dice.random() < 0.8,
         is_fast=is_fast,
+        is_ahead=dice.random() < 0.5,
     )

@@ -12,6 +12,7 @@ import torch
 
 from headrace_worker.engine.batch import build_batch
 from headrace_worker.engine.engine import RowResult
+from headrace_worker.engine.launched import ExecutedBatch
 from headrace_worker.engine.messages import (
     AddSequence,
     PromptLogprobs,
@@ -25,6 +26,8 @@ from support.oracle_answer import choose_token, log_softmax
 from support.oracle_backend import OracleBackend, OracleDecoder
 from support.oracle_model import VOCAB_SIZE, row_of_hash
 
+_OF_A_POISONED_ROW = 0  # a device has something there, too; nobody hears of what follows from it
+
 
 class ListRunner:
     """Chooses tokens from what the oracle read back, as the real sampler must."""
@@ -33,9 +36,24 @@ class ListRunner:
         self._decoder = decoder
         self._backend = backend
 
+        self._last: dict[int, int] = {}  # tokens of the step launched last, by seq_id
+
+    def launch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> ExecutedBatch:
+        """Compute one step at once, and let it be told later; pending tokens are those of the last.
+
+        The engine's lists lack them, so this is what a device knows and the host does not.
+        """
+        results = self.execute(scheduled)
+        told = [result for result in results if isinstance(result, SampledToken)]
+        self._last = {result.seq_id: result.token_id for result in told}
+        return ExecutedBatch(results)
+
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         """Compute one step; return a token or a failure for each share that samples."""
         batch = build_batch(scheduled, self._backend.block_size, torch.device("cpu"))
+        for index, share in enumerate(scheduled):
+            if share.seq.num_pending_tokens:
+                batch.input_ids[index] = self._last.get(share.seq.seq_id, _OF_A_POISONED_ROW)
         hidden = self._decoder.forward(batch, self._backend).tolist()
         ends = batch.cu_seqlens_q.tolist()[1:]
         results = [
@@ -69,5 +87,8 @@ class ListRunner:
         if last_token == self._decoder.nan_after:
             return SequenceFailure(seq.seq_id, "engine_failure", "NaN")
         command = AddSequence(seq.seq_id, (), seq.num_prompt_tokens, seq.sampling)
-        token_id = choose_token(row_of_hash(prefix_hash), command, seq.token_ids)
+        token_ids = seq.token_ids
+        if seq.num_pending_tokens:
+            token_ids = [*token_ids, self._last.get(seq.seq_id, _OF_A_POISONED_ROW)]
+        token_id = choose_token(row_of_hash(prefix_hash), command, token_ids)
         return SampledToken(seq.seq_id, token_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine import loader
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.messages import AddSequence, EngineReady, StepOutcome
+from headrace_worker.engine.one_ahead import OneAheadEngine
+from headrace_worker.engine.schedule import ScheduledSequence
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import load_model
 from support.tiny_models import CHAT_END_ID
@@ -53,6 +55,35 @@ class Recorder:
         return logits
 
 
+class RowsAhead:
+    """Rows of logits whose tokens are told later, or never."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.num_told: dict[int, int] = {}  # tokens of each sequence that are known, by seq_id
+        self._recorder = recorder
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}  # by seq_id and place of the token
+
+    def listen_to(self, runner: Any) -> None:
+        """Stand before a runner's ``launch``."""
+        launch = runner.launch
+
+        def launch_and_keep_rows(scheduled: Sequence[ScheduledSequence]) -> Any:
+            keys = [(s.seq.seq_id, s.seq.num_tokens) for s in scheduled if s.samples]
+            launched = launch(scheduled)
+            if keys:
+                assert self._recorder.last_logits is not None
+                self._rows.update(zip(keys, self._recorder.last_logits, strict=True))
+            return launched
+
+        runner.launch = launch_and_keep_rows
+
+    def take(self, seq_id: int) -> torch.Tensor:
+        """Return the row of a sequence's next token, the one computed last if there are several."""
+        place = self.num_told[seq_id]
+        self.num_told[seq_id] += 1
+        return self._rows.pop((seq_id, place))
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedEngine:
     """What load_engine returned, and the recorder within."""
@@ -60,10 +91,13 @@ class RecordedEngine:
     engine: Engine
     ready: EngineReady
     recorder: Recorder
+    rows_ahead: RowsAhead | None = None  # of an engine that tells a token a step after its row
 
     def add(self, command: AddSequence) -> None:
         """Take a sequence in; its grammar is waited for, so that a play is the same each time."""
         self.engine.add(command)
+        if self.rows_ahead is not None:
+            self.rows_ahead.num_told[command.seq_id] = len(command.token_ids)
         grammars = self.engine.grammars
         assert grammars is not None
         while grammars.is_waited_for:
@@ -77,6 +111,8 @@ class RecordedEngine:
         self.engine.scheduler.pool.check_integrity()
         if not outcome.tokens:
             return outcome, []
+        if self.rows_ahead is not None:
+            return outcome, [self.rows_ahead.take(token.seq_id) for token in outcome.tokens]
         rows = self.recorder.last_logits
         assert rows is not None
         assert len(rows) == len(outcome.tokens), "a row for each token, and no others"
@@ -107,4 +143,8 @@ class RecordedModel:
         settings = EngineSettings(**{**self._settings, **options})
         with patch.object(loader, "load_model", lambda *args, **kwargs: self._model):
             engine, ready = loader.load_engine(settings)
-        return RecordedEngine(engine, ready, self._recorder)
+        if not isinstance(engine, OneAheadEngine):
+            return RecordedEngine(engine, ready, self._recorder)
+        rows_ahead = RowsAhead(self._recorder)
+        rows_ahead.listen_to(engine.runner)
+        return RecordedEngine(engine, ready, self._recorder, rows_ahead)

@@ -14,6 +14,7 @@ import torch
 
 from headrace_worker.engine.grammar_mask import mask_by_grammar
 from headrace_worker.engine.sequence import Sequence
+from headrace_worker.engine.transfer import to_device
 
 Cells = tuple[torch.Tensor, torch.Tensor]  # rows and token ids, [num_cells] int64 each
 
@@ -54,7 +55,7 @@ def _add_biases(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> None:
     known = [[bias for bias in seq.sampling.logit_bias if bias[0] < size] for seq in seqs]
     cells = _find_cells(logits, [[token_id for token_id, _ in biases] for biases in known])
     values = [value for biases in known for _, value in biases]
-    logits[cells] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    logits[cells] += to_device(torch.tensor(values, dtype=logits.dtype), logits.device)
 
 
 def _penalize_repetition(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> None:
@@ -78,6 +79,8 @@ def _penalize_output(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> None
         else []
         for seq, spec in zip(seqs, specs, strict=True)
     ]
+    if not any(asked):  # to count nothing, too, the host would wait for the device
+        return
     rows, token_ids = _find_cells(logits, asked)
     size = logits.shape[-1]
     places, counts = torch.unique(rows * size + token_ids, return_counts=True)
@@ -110,8 +113,8 @@ def _find_cells(logits: torch.Tensor, token_ids: list[list[int]]) -> Cells:
     )
     rows = torch.repeat_interleave(torch.tensor([len(of_row) for of_row in token_ids]))
     is_known = columns < logits.shape[-1]
-    return rows[is_known].to(logits.device), columns[is_known].to(logits.device)
+    return to_device(rows[is_known], logits.device), to_device(columns[is_known], logits.device)
 
 
 def _by_row(numbers: list[float], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=logits.dtype, device=logits.device)  # [num_rows]
+    return to_device(torch.tensor(numbers, dtype=logits.dtype), logits.device)  # [num_rows]

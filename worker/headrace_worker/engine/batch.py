@@ -10,7 +10,11 @@ import torch
 
 from headrace_worker.attention.base import PackedBatch
 from headrace_worker.engine.block_pool import TRASH_BLOCK
-from headrace_worker.engine.scheduler import ScheduledSequence
+from headrace_worker.engine.schedule import ScheduledSequence
+from headrace_worker.engine.transfer import to_device
+
+PENDING_ID = 0
+"""Stands for a token that only the device knows, until it is put in there."""
 
 
 def build_batch(
@@ -24,13 +28,13 @@ def build_batch(
     positions = list(chain.from_iterable(map(range, starts, ends)))  # [num_tokens]
     block_table = _pad([share.seq.block_table for share in scheduled])  # [num_seqs, max_blocks]
     return PackedBatch(
-        input_ids=torch.tensor(_new_token_ids(scheduled, ends), dtype=torch.int64).to(device),
-        positions=(places := torch.tensor(positions, dtype=torch.int64)).to(device),
-        slot_mapping=_slots(places, num_new, block_table, block_size).to(device),
-        cu_seqlens_q=torch.tensor(cu_seqlens, dtype=torch.int32).to(device),
-        seq_lens=torch.tensor(ends, dtype=torch.int32).to(device),
-        block_table=block_table.to(device),
-        logit_rows=torch.tensor(_last_rows(scheduled, cu_seqlens), dtype=torch.int64).to(device),
+        input_ids=to_device(_int64(_new_token_ids(scheduled, ends)), device),
+        positions=to_device(places := _int64(positions), device),
+        slot_mapping=to_device(_slots(places, num_new, block_table, block_size), device),
+        cu_seqlens_q=to_device(torch.tensor(cu_seqlens, dtype=torch.int32), device),
+        seq_lens=to_device(torch.tensor(ends, dtype=torch.int32), device),
+        block_table=to_device(block_table, device),
+        logit_rows=to_device(_int64(_last_rows(scheduled, cu_seqlens)), device),
         max_seqlen_q=max(num_new),
         max_seqlen_k=max(ends),
         num_decodes=_count_decodes(num_new),
@@ -41,7 +45,13 @@ def _new_token_ids(scheduled: ReadOnlyList[ScheduledSequence], ends: list[int]) 
     token_ids: list[int] = []
     for share, end in zip(scheduled, ends, strict=True):
         token_ids += share.seq.token_ids[share.seq.num_computed_tokens : end]
+        if share.seq.num_pending_tokens:
+            token_ids.append(PENDING_ID)
     return token_ids
+
+
+def _int64(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _pad(rows: list[list[int]]) -> torch.Tensor:

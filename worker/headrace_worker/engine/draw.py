@@ -10,12 +10,14 @@ the row. Rows never mix: every operation is along the vocabulary. The filters ar
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
+
+from headrace_worker.engine.transfer import to_device
 
 _CHUNK = 256  # tokens summed at a time when a whole vocabulary is searched
 _CANDIDATES = (64, 256, 1024)  # most likely tokens to look at; the smallest that will do
@@ -45,14 +47,48 @@ def uniform(seed: int, position: int) -> float:
 def draw_tokens(logits: torch.Tensor, draws: Mapping[int, Draw]) -> dict[int, int]:
     """Draw a token for these rows of ``[num_rows, vocab]`` float32; each has a finite maximum."""
     tokens: dict[int, int] = {}
+    for num_candidates, numbers in _batches(logits, draws):
+        rows = _Rows(logits[numbers], [draws[number] for number in numbers])
+        drawn = rows.draw_from_all() if num_candidates is None else rows.draw(num_candidates)
+        tokens.update(zip(numbers, drawn.tolist(), strict=True))
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnAhead:
+    """Tokens that the host has not waited for."""
+
+    rows: list[int]  # of the logits
+    tokens: torch.Tensor  # [len(rows)] int64; of a row without a finite maximum anything
+    is_sure: torch.Tensor  # [len(rows)] bool; elsewhere only ``draw_tokens`` knows the token
+
+
+def draw_ahead(logits: torch.Tensor, draws: Mapping[int, Draw]) -> DrawnAhead:
+    """Draw as ``draw_tokens`` does, but look at the first candidates only: it need not wait.
+
+    Rows without a finite maximum may be among them.
+    """
+    rows: list[int] = []
+    tokens, is_sure = [], []
+    for num_candidates, numbers in _batches(logits, draws):
+        index = to_device(torch.tensor(numbers), logits.device)
+        group = _Rows(logits[index], [draws[number] for number in numbers])
+        drawn, is_complete = group.draw_once(num_candidates)
+        rows += numbers
+        tokens.append(drawn)
+        is_sure.append(is_complete)
+    nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
+    return DrawnAhead(rows, torch.cat((*tokens, nothing)), torch.cat((*is_sure, nothing.bool())))
+
+
+def _batches(
+    logits: torch.Tensor, draws: Mapping[int, Draw]
+) -> Iterator[tuple[int | None, list[int]]]:
+    """Yield rows that are drawn at once, with how many candidates; None: all, unsorted."""
     for num_candidates, group in _group_rows(draws, logits.shape[-1]).items():
         at_once = _CPU_ROWS if logits.device.type == "cpu" else len(group)
         for start in range(0, len(group), at_once):
-            numbers = group[start : start + at_once]
-            rows = _Rows(logits[numbers], [draws[number] for number in numbers])
-            drawn = rows.draw_from_all() if num_candidates is None else rows.draw(num_candidates)
-            tokens.update(zip(numbers, drawn, strict=True))
-    return tokens
+            yield num_candidates, group[start : start + at_once]
 
 
 def _group_rows(draws: Mapping[int, Draw], vocab_size: int) -> dict[int | None, list[int]]:
@@ -79,8 +115,15 @@ class _Rows:
         # The most likely token comes to 0, and so weighs 1.
         self._scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)  # [rows, vocab]
 
-    def draw_from_all(self) -> list[int]:
-        """Search the whole vocabulary by token id: first the chunk, then the token."""
+    def draw_once(self, num_candidates: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens ``[rows]``, and ``[rows]`` whether more candidates change nothing."""
+        if num_candidates is None:
+            tokens = self.draw_from_all()
+            return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        return self._draw_from_some(num_candidates)
+
+    def draw_from_all(self) -> torch.Tensor:
+        """Search the whole vocabulary by token id: first the chunk, then the token; ``[rows]``."""
         weights = self._scaled.exp()
         if any(draw.min_p for draw in self._draws):
             min_p = _column([draw.min_p for draw in self._draws], weights)
@@ -93,31 +136,37 @@ class _Rows:
         before = torch.where(chunk > 0, ends.gather(1, (chunk - 1).clamp(min=0)), 0)
         within_ends = within.cumsum(-1, dtype=torch.float64)
         offset = _first_beyond(within_ends, target - before, within_ends[:, -1:])
-        return (chunk * _CHUNK + offset).squeeze(-1).tolist()
+        last = self._scaled.shape[-1] - 1  # a row that is NaN may be drawn from the filling
+        return (chunk * _CHUNK + offset).squeeze(-1).clamp_(max=last)
 
-    def draw(self, num_candidates: int) -> list[int]:
-        """Search the kept tokens, most likely first, equal ones by id.
+    def draw(self, num_candidates: int) -> torch.Tensor:
+        """Search the kept tokens, most likely first, equal ones by id; ``[rows]``.
 
         When the kept ones may not all be among the candidates, more are looked at; however many
         there are, the result is the same to the bit.
         """
+        drawn, is_complete = self._draw_from_some(num_candidates)
+        if num_candidates == self._scaled.shape[-1]:
+            return drawn
+        if unsure := (~is_complete).nonzero().squeeze(-1).tolist():
+            more = min(num_candidates * _MORE, self._scaled.shape[-1])
+            drawn[unsure] = self._select(unsure).draw(more)
+        return drawn
+
+    def _draw_from_some(self, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         values, token_ids = self._most_likely(num_candidates)
         weights = values.exp().to(torch.float64)  # [rows, candidates], falling
         num_kept = self._count_kept(weights)  # [rows, 1]
         ends = weights.cumsum(-1)
         total = ends.gather(1, num_kept - 1)
         index = _first_beyond(ends, self._numbers * total, total)
-        drawn: list[int] = token_ids.gather(1, index).squeeze(-1).tolist()
-        vocab_size = self._scaled.shape[-1]
-        if num_candidates < vocab_size:
-            # No equal one outside, or only such as a mask has taken out, which weigh nothing.
-            is_complete = values.gather(1, num_kept - 1) > values[:, -1:]
-            is_complete |= values[:, -1:] == float("-inf")
-            if unsure := (~is_complete).squeeze(-1).nonzero().squeeze(-1).tolist():
-                again = self._select(unsure).draw(min(num_candidates * _MORE, vocab_size))
-                for row, token in zip(unsure, again, strict=True):
-                    drawn[row] = token
-        return drawn
+        drawn = token_ids.gather(1, index).squeeze(-1)
+        # No equal one outside, or only such as a mask has taken out, which weigh nothing.
+        is_complete = values.gather(1, num_kept - 1) > values[:, -1:]
+        is_complete |= values[:, -1:] == float("-inf")
+        if num_candidates == self._scaled.shape[-1]:
+            is_complete = torch.ones_like(is_complete)
+        return drawn, is_complete.squeeze(-1)
 
     def _select(self, rows: list[int]) -> _Rows:
         selected = copy(self)
@@ -137,7 +186,7 @@ class _Rows:
         """Apply top-k, then top-p to what is left, then min-p; each keeps a head of the weights."""
         vocab_size = self._scaled.shape[-1]
         limits = [draw.top_k or vocab_size for draw in self._draws]
-        limit = torch.tensor(limits, device=weights.device)[:, None]
+        limit = to_device(torch.tensor(limits), weights.device)[:, None]
         top_k = limit.clamp(max=weights.shape[-1])
         ends = weights.cumsum(-1)
         whole = _sum_rows(self._scaled.exp())
@@ -166,13 +215,14 @@ def _sum_rows(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _column(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64, device=like.device)[:, None]
+    return to_device(torch.tensor(numbers, dtype=torch.float64), like.device)[:, None]
 
 
 def _first_beyond(ends: torch.Tensor, target: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     """Return per row the first index whose cumulated weight exceeds the target.
 
     The target is kept below ``last``, the end of the draw: rounding never finds a weightless index.
+    Where a row is NaN, whatever comes out is an index at least.
     """
     below_last = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
-    return torch.searchsorted(ends, below_last, right=True)
+    return torch.searchsorted(ends, below_last, right=True).clamp_(max=ends.shape[-1] - 1)

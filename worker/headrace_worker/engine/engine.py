@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ReadOnlyList
 from itertools import chain
 from time import perf_counter
-from typing import Protocol
+from typing import TypeVar
 
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.grammar_compiler import GrammarCompiler, GrammarRefusal
@@ -22,27 +22,14 @@ from headrace_worker.engine.messages import (
     SequenceFinish,
     StepOutcome,
 )
-from headrace_worker.engine.scheduler import Schedule, ScheduledSequence, Scheduler
+from headrace_worker.engine.running import RowResult, Runner, check_answers
+from headrace_worker.engine.schedule import Schedule, ScheduledSequence
+from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.sequence import Sequence
 
-RowResult = SampledToken | PromptLogprobs | SequenceFailure
+__all__ = ["Engine", "RowResult", "Runner"]
 
-
-class Runner(Protocol):
-    """Computes what was scheduled."""
-
-    def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
-        """Run one forward; return what became of its rows.
-
-        That is a token or a failure for each share that samples, and scores, or a failure, for
-        each that reaches prompt tokens with scores owed. A sequence fails once, and then is told
-        nothing else.
-
-        Raises EngineStepError naming one sequence when only that one cannot be computed: nothing
-        was committed, and the others run again in the next step. Anything else it raises means that
-        the engine is broken.
-        """
-        ...
+T = TypeVar("T")
 
 
 class Engine:
@@ -130,10 +117,18 @@ class Engine:
         started_s = perf_counter()
         self.num_steps += 1
         schedule = self.scheduler.schedule()
-        scheduled = _decodes_first(schedule)
-        num_new_tokens = [share.num_new_tokens for share in scheduled]
+        scheduled = schedule.in_batch_order()
         self._tell_bystanders(scheduled)
-        results = self._commit(scheduled, self._execute(scheduled))
+        results: list[RowResult] | None = []
+        if scheduled:
+            results = self._attempt(self.runner.execute, scheduled)
+        return self._outcome(schedule, self._commit(scheduled, results), started_s)
+
+    def _outcome(
+        self, schedule: Schedule, results: list[RowResult], started_s: float
+    ) -> StepOutcome:
+        """Tell what was scheduled and what came of rows, and all that has happened since."""
+        num_new_tokens = [share.num_new_tokens for share in schedule.scheduled.values()]
         finished, self._finished = self._finished, []
         failed, self._failed = self._failed, []
         self._has_freed_blocks = False
@@ -150,16 +145,19 @@ class Engine:
             num_blocks=self.scheduler.pool.num_blocks,
             num_scheduled_tokens=sum(num_new_tokens),
             num_prefill_tokens=sum(count for count in num_new_tokens if count > 1),
-            num_scheduled_seqs=len(scheduled),
+            num_scheduled_seqs=len(num_new_tokens),
             adds_seen=self.adds_seen,
             step_s=perf_counter() - started_s,
             prompt_logprobs=tuple(told for told in results if isinstance(told, PromptLogprobs)),
         )
 
-    def _tell_bystanders(self, scheduled: list[ScheduledSequence]) -> None:
+    def _tell_bystanders(
+        self, scheduled: list[ScheduledSequence], in_flight: Iterable[Sequence] = ()
+    ) -> None:
         if self.on_bystanders is None:
             return
         in_step = {share.seq.seq_id for share in scheduled}
+        in_step.update(seq.seq_id for seq in in_flight)
         here = (seq.seq_id for seq in (*self.scheduler.running, *self.scheduler.waiting))
         bystanders = tuple(seq_id for seq_id in here if seq_id not in in_step)
         if bystanders != self._bystanders:
@@ -184,19 +182,25 @@ class Engine:
         self._without_grammar.add(seq.seq_id)
         self.grammars.submit(seq.seq_id, grammar, tuple(seq.token_ids[seq.num_prompt_tokens :]))
 
-    def _execute(self, scheduled: list[ScheduledSequence]) -> list[RowResult] | None:
-        if not scheduled:
-            return []
+    def _attempt(
+        self,
+        run: Callable[[ReadOnlyList[ScheduledSequence]], T],
+        scheduled: list[ScheduledSequence],
+    ) -> T | None:
+        """Have the runner do something with a step; None when the step did not happen."""
         try:
-            return self.runner.execute(scheduled)
+            return run(scheduled)
         except EngineStepError as error:
             if len(error.sequence_ids) != 1:
                 raise
             self._fail(SequenceFailure(error.sequence_ids[0], "engine_failure", str(error)))
             return None
         except Exception as error:  # the step boundary: whatever it is, say who was in the batch
-            seq_ids = tuple(share.seq.seq_id for share in scheduled)
-            raise EngineStepError(f"{type(error).__name__}: {error}", seq_ids) from error
+            raise self._breakdown(error, [share.seq for share in scheduled]) from error
+
+    def _breakdown(self, error: Exception, seqs: Iterable[Sequence]) -> EngineStepError:
+        seq_ids = dict.fromkeys(seq.seq_id for seq in seqs)
+        return EngineStepError(f"{type(error).__name__}: {error}", tuple(seq_ids))
 
     def _commit(
         self, scheduled: list[ScheduledSequence], results: list[RowResult] | None
@@ -207,8 +211,7 @@ class Engine:
         self.scheduler.commit(scheduled)
         for result in results:
             self._take(self._sequences[result.seq_id], result)
-        answered = {told.seq_id for told in results if not isinstance(told, PromptLogprobs)}
-        assert sampling <= answered, f"sequences {sampling - answered} were sampled without result"
+        check_answers(sampling, results)
         return results
 
     def _take(self, seq: Sequence, result: RowResult) -> None:
@@ -274,7 +277,3 @@ class Engine:
                 message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
                 return SequenceFailure(seq.seq_id, "invalid_request", message)
         return self.scheduler.admission.refusal(seq)
-
-
-def _decodes_first(schedule: Schedule) -> list[ScheduledSequence]:
-    return sorted(schedule.scheduled.values(), key=lambda share: share.num_new_tokens > 1)

@@ -13,7 +13,7 @@ from itertools import accumulate, islice
 import torch
 
 from headrace_worker.engine.messages import PromptLogprobs, SequenceFailure, TokenScore
-from headrace_worker.engine.scheduler import ScheduledSequence
+from headrace_worker.engine.schedule import ScheduledSequence
 from headrace_worker.engine.scores import MAX_ROWS, score_tokens
 
 ComputeLogits = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, hidden] → [num_rows, vocab]

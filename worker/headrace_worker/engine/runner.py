@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as ReadOnlyList
 from typing import Protocol
 
@@ -10,11 +9,17 @@ import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.batch import build_batch
-from headrace_worker.engine.engine import RowResult
-from headrace_worker.engine.messages import SequenceFailure
+from headrace_worker.engine.launched import ExecutedBatch, LaunchedBatch
 from headrace_worker.engine.prompt_scores import score_prompts
+from headrace_worker.engine.row_failures import (
+    Span,
+    drop_what_follows_a_failure,
+    find_failures,
+    rows_are_finite,
+)
+from headrace_worker.engine.running import RowResult
 from headrace_worker.engine.sampler import sample
-from headrace_worker.engine.scheduler import ScheduledSequence
+from headrace_worker.engine.schedule import ScheduledSequence
 
 
 class Decoder(Protocol):
@@ -46,49 +51,40 @@ class ModelRunner:
         self._block_size = block_size  # tokens
         self._device = device
         self._sampled_vocab_size = sampled_vocab_size  # ids from here on are padding
+        self._last: LaunchedBatch | None = None  # whose tokens the next batch may have to read
 
     @torch.inference_mode()
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         """Compute one step; return scores of prompts, then how each share that samples went on."""
-        batch = build_batch(scheduled, self._block_size, self._device)
+        batch = self._build_batch(scheduled)
         hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
-        results: list[RowResult] = [*_find_failures(scheduled, hidden)]
+        results: list[RowResult] = []
+        is_finite = rows_are_finite(hidden)
+        if not bool(is_finite.all()):
+            results += find_failures(list(map(Span.of, scheduled)), is_finite)
         results += score_prompts(scheduled, hidden, self._compute_logits)
         if sampling := [share.seq for share in scheduled if share.samples]:
             results += sample(self._compute_logits(hidden[batch.logit_rows]), sampling)
-        return list(_drop_what_follows_a_failure(results))
+        return list(drop_what_follows_a_failure(results))
+
+    @torch.inference_mode()
+    def launch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> LaunchedBatch | ExecutedBatch:
+        """Start one step and do not wait for it, unless it is one that the next has to wait for."""
+        if any(share.must_land_first for share in scheduled):
+            return ExecutedBatch(self.execute(scheduled))
+        batch = self._build_batch(scheduled)
+        hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
+        sampling = [share.seq for share in scheduled if share.samples]
+        logits = self._compute_logits(hidden[batch.logit_rows]) if sampling else None
+        self._last = LaunchedBatch(scheduled, hidden, logits, sampling)
+        return self._last
+
+    def _build_batch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> PackedBatch:
+        batch = build_batch(scheduled, self._block_size, self._device)
+        if self._last is not None:
+            self._last.fill_in(batch, [share.seq for share in scheduled])
+        return batch
 
     def _compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self.decoder.logits(rows)  # [num_rows, vocab]
         return logits[:, : self._sampled_vocab_size]
-
-
-def _find_failures(
-    scheduled: ReadOnlyList[ScheduledSequence], hidden: torch.Tensor
-) -> Iterator[SequenceFailure]:
-    """Yield the sequences with a token whose hidden state ``[num_tokens, hidden]`` is not finite.
-
-    A chunk need not be sampled for its keys and values to be read by others, through the prefix
-    cache. As each token attends to itself, they are finite wherever the hidden state is.
-    """
-    row_is_finite = torch.isfinite(hidden.sum(-1, dtype=torch.float32))
-    if bool(row_is_finite.all()):
-        return
-    is_finite: list[bool] = row_is_finite.tolist()
-    end = 0
-    for share in scheduled:
-        start, end = end, end + share.num_new_tokens
-        if False in is_finite[start:end]:
-            place = share.seq.num_computed_tokens + is_finite.index(False, start) - start
-            message = f"the hidden state of token {place} is not finite"
-            yield SequenceFailure(share.seq.seq_id, "engine_failure", message)
-
-
-def _drop_what_follows_a_failure(results: list[RowResult]) -> Iterator[RowResult]:
-    """Each sequence fails once, and nothing is told of it afterwards."""
-    failed = set[int]()
-    for result in results:
-        if result.seq_id not in failed:
-            yield result
-        if isinstance(result, SequenceFailure):
-            failed.add(result.seq_id)

@@ -25,9 +25,9 @@ def sample(
     maxima, most_likely = max_of_rows(adjusted)
     tokens: list[int] = most_likely.tolist()
     model_maxima = maxima if adjusted is logits else logits.amax(-1)
-    failures = _find_failures(model_maxima, maxima, seqs)
+    failures = find_failures(torch.isfinite(model_maxima), torch.isfinite(maxima), seqs)
     draws = {
-        row: _draw(seq)
+        row: make_draw(seq)
         for row, seq in enumerate(seqs)
         if row not in failures and not is_greedy(seq.sampling)
     }
@@ -54,17 +54,18 @@ def is_greedy(spec: SamplingSpec) -> bool:
     return spec.temperature <= GREEDY_TEMPERATURE or spec.top_k == 1 or spec.top_p <= 0
 
 
-def _find_failures(
-    model_maxima: torch.Tensor,  # [num_rows]
-    maxima: torch.Tensor,  # [num_rows], of what the requests made of the model's rows
+def find_failures(
+    model_is_sound: torch.Tensor,  # [num_rows] bool, whether the model's maximum is finite
+    row_is_sound: torch.Tensor,  # [num_rows] bool, the same of what the requests made of the row
     seqs: ReadOnlyList[Sequence],
 ) -> dict[int, SequenceFailure]:
-    is_sound: list[bool] = torch.isfinite(model_maxima).tolist()
-    has_choice: list[bool] = torch.isfinite(maxima).tolist()
+    """Return which rows have no token to choose, and whose fault that is."""
+    is_sound: list[bool] = model_is_sound.tolist()
+    has_choice: list[bool] = row_is_sound.tolist()
     failures = {}
     for row, seq in enumerate(seqs):
         if not is_sound[row]:
-            message = f"the logits of token {seq.num_tokens} have no finite maximum"
+            message = f"the logits of token {len(seq.token_ids)} have no finite maximum"
             failures[row] = SequenceFailure(seq.seq_id, "engine_failure", message)
         elif not has_choice[row]:
             failures[row] = SequenceFailure(seq.seq_id, "invalid_request", _why_no_choice(seq))
@@ -73,16 +74,17 @@ def _find_failures(
 
 def _why_no_choice(seq: Sequence) -> str:
     if seq.grammar is None:
-        return f"bias, penalties and masks leave no token to choose as {seq.num_tokens}"
+        return f"bias, penalties and masks leave no token to choose as {len(seq.token_ids)}"
     if error := seq.grammar.error:
-        return f"the grammar cannot go on at token {seq.num_tokens}: {error}"
+        return f"the grammar cannot go on at token {len(seq.token_ids)}: {error}"
     return (
         "the grammar and the other options contradict each other:"
-        f" they leave no token to choose as {seq.num_tokens}"
+        f" they leave no token to choose as {len(seq.token_ids)}"
     )
 
 
-def _draw(seq: Sequence) -> Draw:
+def make_draw(seq: Sequence) -> Draw:
+    """Return how a sequence's next token is drawn."""
     spec = seq.sampling
     number = uniform(spec.seed, seq.num_tokens)
     return Draw(number, spec.temperature, spec.top_k, spec.top_p, spec.min_p)

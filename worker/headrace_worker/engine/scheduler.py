@@ -10,66 +10,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool, block_digest, root_digest
+from headrace_worker.engine.schedule import Schedule, ScheduledSequence
 from headrace_worker.engine.sequence import Sequence, SequenceStatus
+
+__all__ = ["Schedule", "ScheduledSequence", "Scheduler"]
 
 # Blocks of a prefix that must be computed in a step for a newcomer to wait for them until the next.
 _WORTH_WAITING = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """A sequence's share of one step: that many tokens from ``num_computed_tokens`` on."""
-
-    seq: Sequence
-    num_new_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether this step reaches the last known token; an earlier chunk is never sampled."""
-        is_last = self.num_new_tokens == self.seq.num_uncomputed_tokens
-        return is_last and self.seq.ended is None
-
-    @property
-    def scored(self) -> range:
-        """Places in the prompt whose scores are owed and that this step has the logits for.
-
-        Those of a token score the next one. A preempted sequence owes nothing it told before.
-        """
-        seq = self.seq
-        reached = seq.num_computed_tokens + self.num_new_tokens + 1
-        return range(seq.num_scored_tokens, min(reached, seq.num_prompt_tokens))
-
-
-@dataclass(slots=True)
-class Schedule:
-    """What one step will run."""
-
-    budget_left: int  # tokens
-    scheduled: dict[int, ScheduledSequence] = field(default_factory=dict)  # by seq_id
-    fills: dict[int, list[bytes]] = field(default_factory=dict)  # digests, of prefills by seq_id
-    admitted: list[Sequence] = field(default_factory=list)  # for the first time
-    preempted: list[Sequence] = field(default_factory=list)
-
-    def include(self, seq: Sequence, num_new_tokens: int) -> None:
-        """Give a sequence its share of the budget."""
-        self.scheduled[seq.seq_id] = ScheduledSequence(seq, num_new_tokens)
-        self.budget_left -= num_new_tokens
-
-    def exclude(self, seq: Sequence) -> None:
-        """Take a share back, if there was one."""
-        share = self.scheduled.pop(seq.seq_id, None)
-        self.budget_left += share.num_new_tokens if share else 0
-        self.fills.pop(seq.seq_id, None)
-
-    @property
-    def filled(self) -> set[bytes]:
-        """Digests of the blocks that its prefills fill."""
-        return set(chain.from_iterable(self.fills.values()))
 
 
 class Scheduler:
@@ -87,6 +38,8 @@ class Scheduler:
         self.admission = admission
         self.waiting: list[Sequence] = []  # by rank: a preempted one stands before later arrivals
         self.running: list[Sequence] = []  # in order of admission
+        # Blocks of sequences that are gone, which a step in flight may still write to.
+        self.lingering: list[tuple[Sequence, list[int]]] = []
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
 
@@ -103,17 +56,21 @@ class Scheduler:
         if is_waiting:
             self.add(seq)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, in_flight: Schedule | None = None) -> Schedule:
         """Choose the next step: running decodes, then running prefills, then waiting sequences.
 
         A waiting sequence of sooner priority goes before prefills, though: they take what it
-        leaves, so a long prompt of later priority does not hold it up.
+        leaves, so a long prompt of later priority does not hold it up. While a step is in flight
+        nobody gives way: what would need it has no share, and the next step waits for this one.
         """
         step = Schedule(self._max_num_batched_tokens)
+        if in_flight is not None:
+            step.is_ahead = True
+            step.fills_in_flight = frozenset(chain.from_iterable(in_flight.fills.values()))
         for seq in sorted(self.running, key=_turn):
             if seq.status is SequenceStatus.RUNNING:  # not preempted by one before it
                 self._schedule_running(seq, step)
-        if not step.preempted:
+        if not step.preempted and not step.is_held_up:
             put_off = self._put_off_prefills(step)
             self._admit_waiting(step)
             for seq in put_off:
@@ -125,7 +82,27 @@ class Scheduler:
         """Record that these shares were computed, and let others reuse the blocks they filled."""
         for share in scheduled:
             share.seq.num_computed_tokens += share.num_new_tokens
-            self._register_full_blocks(share.seq)
+            self._register_full_blocks(share.seq, share.seq.num_computed_tokens)
+
+    def take_off(self, scheduled: Iterable[ScheduledSequence]) -> None:
+        """Record that these shares are being computed: from now on their step is in flight."""
+        for share in scheduled:
+            share.seq.num_pending_tokens += share.samples
+            share.seq.num_computed_tokens += share.num_new_tokens
+            share.seq.num_steps_in_flight += 1
+
+    def land(self, computed: Iterable[tuple[Sequence, int | None]]) -> None:
+        """Record that a step in flight is done, with each sequence's computed tokens after it.
+
+        None is for a share that counts for nothing. Blocks wait here until nobody writes to them.
+        """
+        for seq, num_computed_tokens in computed:
+            seq.num_steps_in_flight -= 1
+            if num_computed_tokens is not None:
+                self._register_full_blocks(seq, num_computed_tokens)
+        lingering, self.lingering = self.lingering, []
+        for seq, blocks in lingering:
+            self._give_back(seq, blocks)
 
     def remove(self, seq: Sequence, *, is_poisoned: bool = False) -> None:
         """End a sequence in any state and free its blocks; poisoned ones are never reused."""
@@ -133,18 +110,27 @@ class Scheduler:
         where.remove(seq)
         if is_poisoned:
             self.pool.forget(seq.block_table)
-        self.pool.release(seq.finish())
+        self._give_back(seq, seq.finish())
 
     def withdraw(self, seq: Sequence) -> None:
         """Take a running sequence out and free its blocks; ``add`` lets it come again."""
         self.running.remove(seq)
         self.pool.release(seq.preempt())
 
+    def _give_back(self, seq: Sequence, blocks: list[int]) -> None:
+        if seq.num_steps_in_flight:
+            self.lingering.append((seq, blocks))
+        else:
+            self.pool.release(blocks)
+
     def _schedule_running(self, seq: Sequence, step: Schedule) -> None:
         num_new_tokens = min(seq.num_uncomputed_tokens, step.budget_left)
-        if num_new_tokens == 0:
+        if num_new_tokens == 0 or self._gets_its_last_token(seq):
             return
         while not self._extend_block_table(seq, num_new_tokens):
+            if step.is_ahead:
+                step.is_held_up = True
+                return
             victim = max(self.running, key=_rank)
             self._preempt(victim, step)
             if victim is seq:
@@ -154,14 +140,23 @@ class Scheduler:
             num_full = (seq.num_computed_tokens + num_new_tokens) // self.pool.block_size
             step.fills[seq.seq_id] = self._digests(seq, num_full)[seq.num_registered_blocks :]
 
+    def _gets_its_last_token(self, seq: Sequence) -> bool:
+        """Whether the step in flight samples all that it may still say."""
+        if not seq.num_pending_tokens:
+            return False
+        return seq.remaining_output_tokens(self.admission.max_model_len) == 0
+
     def _admit_waiting(self, step: Schedule) -> None:
         held = 0  # leading sequences that wait for a prefix: they are passed, their room is kept
-        while held < len(self.waiting) and step.budget_left:
+        while held < len(self.waiting) and step.budget_left and not step.is_held_up:
             seq, ahead = self.waiting[held], [*self.running, *self.waiting[:held]]
             cached_blocks = self._find_cached_blocks(seq)
             victims = self.admission.displaced(seq, cached_blocks, ahead, self._max_num_seqs)
             if victims is None:
                 return  # in order: skipping the head would starve long prompts
+            if victims and step.is_ahead:
+                step.is_held_up = True
+                return
             for victim in victims:
                 self._displace(victim, step)
             if self._prefix_is_filled(seq, len(cached_blocks), step):
@@ -222,10 +217,10 @@ class Scheduler:
         num_blocks = seq.num_reusable_tokens // self.pool.block_size
         return self.pool.find_prefix(self._digests(seq, num_blocks))
 
-    def _register_full_blocks(self, seq: Sequence) -> None:
+    def _register_full_blocks(self, seq: Sequence, num_computed_tokens: int) -> None:
         if not self.pool.enable_prefix_caching:
             return
-        num_full = seq.num_computed_tokens // self.pool.block_size
+        num_full = num_computed_tokens // self.pool.block_size
         if num_full > seq.num_registered_blocks:
             digests = self._digests(seq, num_full)
             for index in range(seq.num_registered_blocks, num_full):

@@ -32,9 +32,11 @@ class Sequence:
     ``token_ids`` grows by one for each sampled token and never shrinks; the others describe the KV
     cache::
 
-        token_ids   | prompt ............ | output ..... |
-                    0                     num_prompt      num_tokens
+        token_ids   | prompt ............ | output ..... | pending |
+                    0                     num_prompt               num_tokens
         KV cache    | cached | computed ...... |  to compute: num_uncomputed_tokens
+
+    A pending token is one that a step in flight samples: it counts, but only the device knows it.
     """
 
     __slots__ = (
@@ -47,10 +49,12 @@ class Sequence:
         "grammar_renewed_at",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_scored_tokens",
+        "num_steps_in_flight",
         "priority",
         "salt",
         "sampling",
@@ -79,7 +83,10 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_digests: list[bytes] = []  # prefix-cache keys of full blocks, computed on demand
         self.num_registered_blocks = 0  # leading blocks of the table that the prefix cache knows
-        self.num_computed_tokens = 0  # leading tokens whose keys and values are in the cache
+        # Leading tokens whose keys and values are in the cache, or will be by steps in flight.
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0  # 0 to 2, one for each step in flight that samples it
+        self.num_steps_in_flight = 0  # 0 to 2, that may still write to its blocks
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
         # Leading prompt tokens whose scores were told, or were never owed: those of the first.
         is_scored = command.sampling.prompt_logprobs is not None
@@ -106,22 +113,38 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output together."""
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens since the prompt, those of earlier epochs included."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.token_ids) + self.num_pending_tokens - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """What the scheduler has to run: 1 for a decode, more for a prefill."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def num_unscored_tokens(self) -> int:
         """Prompt tokens whose scores are still owed."""
         return self.num_prompt_tokens - self.num_scored_tokens
+
+    @property
+    def needs_tokens_told(self) -> bool:
+        """Whether its tokens must be known on the host before its next step can be sampled.
+
+        What it asks for depends on them, or is told with them.
+        """
+        spec = self.sampling
+        return bool(
+            spec.grammar is not None
+            or spec.repetition_penalty != 1
+            or spec.presence_penalty
+            or spec.frequency_penalty
+            or spec.bad_words
+            or spec.logprobs is not None
+        )
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -142,12 +165,13 @@ class Sequence:
         return max(0, min(self.sampling.max_tokens - self.num_output_tokens, room))
 
     def finish_reason(self, max_model_len: int) -> SequenceFinish | None:
-        """Why it is over as it stands, or None while it has to go on."""
-        if self.num_output_tokens > 0 and self.token_ids[-1] in self.stop_token_ids:
+        """Why it is over as far as its tokens are known, or None while it has to go on."""
+        has_output = len(self.token_ids) > self.num_prompt_tokens
+        if has_output and self.token_ids[-1] in self.stop_token_ids:
             return SequenceFinish.STOP
         if self.grammar is not None and self.grammar.is_complete:
             return SequenceFinish.STOP
-        if self.remaining_output_tokens(max_model_len) == 0:
+        if self.remaining_output_tokens(max_model_len) + self.num_pending_tokens == 0:
             return SequenceFinish.LENGTH
         return None
 
