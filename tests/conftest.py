@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import hypothesis
 import pytest
 from redis.asyncio import Redis, from_url
 from redis.maint_notifications import MaintNotificationsConfig
@@ -16,6 +17,12 @@ from support.servers import KINDS, Server, binary_of
 
 # Read when Triton is imported: its kernels then run on the CPU, and need no GPU and no driver.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# On a busy machine an example takes longer than Hypothesis allows it: a fifth of a second.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,6 @@ def test_a_deadline_that_passes_while_running_ends_the_request(
 ) -> None:
     """Its answer is what it has said by then, held-back text included, and it is no error."""
     farm.ready(engine=("--step-s", "0.01"))
-    enqueue(driver, LONG, ttl_ms=700)
+    enqueue(driver, LONG, ttl_ms=2500)
     wait_for_ends(driver, LONG)
     check_early_end(driver, FinishReason.DEADLINE)

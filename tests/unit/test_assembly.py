@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.assembly import LogAssembly, StreamAssembly
@@ -17,9 +17,6 @@ from headrace.protocol import (
     encode_terminal,
 )
 from headrace.types import Chunk, FinishReason, TokenLogprob, Usage
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Other processes may have the machine: slowness is no failure."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -151,7 +148,6 @@ def _deliveries(draw: st.DrawFn) -> tuple[int, list[Entry]]:
     return num_tokens, [*entries, end_entry(num_tokens)]
 
 
-@PATIENT
 @given(_deliveries(), st.integers(0, 30))
 def test_any_delivery_gives_each_token_once(delivery: tuple[int, list[Entry]], after: int) -> None:
     """However a log is cut, repeated and resumed, each token after the offset comes once."""

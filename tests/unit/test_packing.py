@@ -8,7 +8,7 @@ import tracemalloc
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ErrorCode, InvalidRequest, ProtocolError
@@ -24,9 +24,6 @@ from headrace.packing import (
     unpack_map,
 )
 from headrace.protocol import decode_chunk, decode_request, decode_terminal
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Other processes may have the machine: slowness is no failure."""
 
 MIB = 1024 * 1024
 
@@ -105,7 +102,6 @@ def test_deepest_value_is_decodable() -> None:
     assert unpack(_nested(MAX_DEPTH - 1))
 
 
-@PATIENT
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     """Whatever bytes arrive, the decoders return or raise their documented errors."""
@@ -126,7 +122,6 @@ _fields = ["v", "id", "t", "s", "p", "m", "model", "meta", "reason", "text", "us
 _newer = ["tools", "tmpl", "plp"]
 
 
-@PATIENT
 @given(st.dictionaries(st.sampled_from([*_fields, *_newer, "code", "error", "worker"]), _values))
 def test_no_fields_raise_anything_else(body: dict[str, object]) -> None:
     """Well-formed msgpack with values of any type in any field raises documented errors only."""

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.checks import MAX_JSON_DEPTH
@@ -29,9 +29,6 @@ from headrace.sampling import SamplingParams
 from headrace.scores import MAX_PROMPT_SCORES, check_num_scores
 from headrace.types import FinishReason, Timings, TokenLogprob, Usage
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Other processes may have the machine: slowness is no failure."""
-
 _names = st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True)
 _json = st.dictionaries(st.text(max_size=9), st.text(max_size=9) | st.integers(0, 99), max_size=4)
 _prompts = st.text(min_size=1, max_size=50) | st.lists(
@@ -39,7 +36,6 @@ _prompts = st.text(min_size=1, max_size=50) | st.lists(
 ).map(tuple)
 
 
-@PATIENT
 @given(
     st.builds(
         RequestMessage,
@@ -69,7 +65,6 @@ _pairs = st.tuples(st.integers(0, 2**31), st.floats(-50, 0))
 _scores = st.builds(lambda own, top: TokenLogprob(*own, tuple(top)), _pairs, st.lists(_pairs))
 
 
-@PATIENT
 @given(st.lists(st.tuples(_pairs, st.text(max_size=5), st.lists(_pairs, max_size=3)), min_size=1))
 def test_every_chunk_comes_back(tokens: list[Any]) -> None:
     """Decoding what was encoded gives an equal chunk, with its logprobs."""
@@ -81,7 +76,6 @@ def test_every_chunk_comes_back(tokens: list[Any]) -> None:
     assert decode_chunk(encode_chunk(message)) == message
 
 
-@PATIENT
 @given(
     st.builds(
         TerminalMessage,

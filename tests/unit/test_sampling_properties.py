@@ -6,15 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
 from headrace.packing import pack, unpack
 from headrace.sampling import MAX_SEED, SamplingParams
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Other processes may have the machine: slowness is no failure."""
 
 _words = st.lists(st.text(min_size=1, max_size=9), max_size=4)
 _penalties = st.floats(-2, 2)
@@ -72,7 +69,6 @@ def through_the_wire(options: object) -> object:
     return unpack(pack(options))
 
 
-@PATIENT
 @given(st.fixed_dictionaries({}, optional=GOOD))
 def test_wire_keeps_every_option(options: dict[str, Any]) -> None:
     """Options come back from the wire as they went, and would go again in the same bytes."""
@@ -99,7 +95,6 @@ def refusal_of(options: dict[str, Any]) -> str | None:
     return None
 
 
-@PATIENT
 @given(st.sampled_from(sorted(GOOD)), _junk)
 def test_what_is_refused_never_travels(name: str, value: Any) -> None:
     """Any value of any option is refused by the option's name, or comes back as it went."""
