@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -23,33 +24,42 @@ from headrace_worker.engine.memory import (
 )
 from headrace_worker.engine.messages import EngineReady
 from headrace_worker.engine.one_ahead import OneAheadEngine
-from headrace_worker.engine.runner import ModelRunner
+from headrace_worker.engine.runner import Decoder, ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.kernels import load_kernels
 from headrace_worker.model import LoadedModel, load_model
+from headrace_worker.model.ranks import ALONE, Ranks
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_engine(settings: EngineSettings) -> tuple[Engine, EngineReady]:
-    """Build the engine; raises SettingsError or ModelLoadError."""
+def load_engine(
+    settings: EngineSettings,
+    ranks: Ranks = ALONE,
+    lead: Callable[[Decoder], Decoder] = lambda decoder: decoder,
+) -> tuple[Engine, EngineReady]:
+    """Build the engine; raises SettingsError or ModelLoadError.
+
+    With several ``ranks`` each builds its own, and the runner of the first gets its decoder from
+    ``lead``. All of them do the same in here, so collectives pair up.
+    """
     started_s = perf_counter()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     model = load_model(
-        settings.model, dtype=dtype, device=device, model_impl=settings.model_impl
+        settings.model, dtype=dtype, device=device, model_impl=settings.model_impl, ranks=ranks
     ).packed(settings.quantization)
     backend = create_backend(
         settings.attention_backend, device, dtype=dtype, head_dim=model.config.head_dim
     )
-    parts = _Parts(settings, model, backend, device, dtype)
+    parts = _Parts(settings, model, backend, device, dtype, ranks)
     max_model_len = parts.choose_max_model_len()  # before the memory is taken
     plan = parts.allocate_kv_cache()
-    engine = parts.build_engine(plan, max_model_len)
+    engine = parts.build_engine(plan, max_model_len, lead(model.decoder))
     return engine, parts.describe(engine, plan, perf_counter() - started_s)
 
 
@@ -100,6 +110,7 @@ class _Parts:
     backend: AttentionBackend
     device: torch.device
     dtype: torch.dtype
+    ranks: Ranks
 
     def choose_max_model_len(self) -> int:
         limit = self.model.config.max_position_embeddings
@@ -125,7 +136,7 @@ class _Parts:
         )
         activation_bytes = self._activation_bytes()
         plan = plan_kv_cache(
-            kv_cache_bytes=self._kv_cache_bytes(activation_bytes),
+            kv_cache_bytes=self.ranks.least(self._kv_cache_bytes(activation_bytes), self.device),
             weights_bytes=self.model.weights_bytes,
             activation_bytes=activation_bytes,
             kv_bytes_per_token=spec.bytes_per_token,
@@ -134,7 +145,7 @@ class _Parts:
         self.backend.allocate(spec, plan.num_blocks + 1)
         return plan
 
-    def build_engine(self, plan: KVCachePlan, max_model_len: int) -> Engine:
+    def build_engine(self, plan: KVCachePlan, max_model_len: int, decoder: Decoder) -> Engine:
         settings = self.settings
         pool = BlockPool(
             plan.num_blocks,
@@ -149,7 +160,7 @@ class _Parts:
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
         runner = ModelRunner(
-            self.model.decoder,
+            decoder,
             self.backend,
             block_size=plan.block_size,
             device=self.device,
@@ -183,6 +194,7 @@ class _Parts:
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
             load_s=load_s,
+            tensor_parallel_size=self.ranks.size,
             kernels_build_s=None if kernels is None else kernels.build_s,
             missing_kernels=None if kernels is None else kernels.missing_reason,
         )

@@ -25,6 +25,7 @@ class EngineSettings:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     quantization: str = "none"  # none, int8: of the projections
     device: str = "auto"  # auto, cpu, cuda, cuda:1
+    tensor_parallel_size: int = 1  # ranks that the model is cut over, a process each
     max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own
     max_num_seqs: int = 64  # most sequences running at once
     max_num_batched_tokens: int = 512  # token budget of a step
@@ -42,7 +43,7 @@ class EngineSettings:
     grammar_timeout_s: float = 10.0  # to compile one
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
