@@ -22,7 +22,7 @@ BLOCK_SIZE = 4
 K_BYTES = (
     2 * 2 * 2 * 16 * 4
 )  # layers, KV heads, head size, float32; half of it on each of two ranks
-NEW_TOKENS = 12
+NEW_TOKENS = 16
 PROMPTS = {i: [(i * 37 + j * j) % 300 + 3 for j in range(5 + 9 * i)] for i in range(1, 5)}
 DRAWN: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95}
 
