@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_worker.attention import AttentionNeed, KVCacheSpec, UnusableBackend, flash_library
+from headrace_worker.attention import (
+    AttentionNeed,
+    KVCacheSpec,
+    UnusableBackend,
+    flash_library,
+    judge_backends,
+)
 from headrace_worker.attention.flash import FLASH_2, FLASH_3, Flash2Backend, Flash3Backend
 from headrace_worker.attention.flash_library import FlashLibrary
 from support import flash_stand_ins
@@ -251,3 +257,11 @@ def test_a_block_size_that_it_cannot_page_is_refused() -> None:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def test_titles_tell_two_versions_of_a_backend_apart() -> None:
+    """A reader sees which flash-attn is meant, though one name chooses either."""
+    verdicts = judge_backends(AttentionNeed(torch.device("cuda")))
+    assert [each.name for each in verdicts] == ["flash", "flash", "triton", "reference"]
+    assert [each.title for each in verdicts[:2]] == ["flash-attn 3", "flash-attn 2"]
+    assert all(each.title == each.name for each in verdicts[2:])

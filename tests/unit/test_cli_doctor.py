@@ -15,7 +15,11 @@ import torch
 from headrace.cli import doctor
 from headrace.cli.doctor import Finding
 from headrace_worker import doctor as worker_doctor
-from headrace_worker.attention import available_backends
+from headrace_worker.attention import AttentionNeed, available_backends, registry
+from headrace_worker.attention.flash import Flash2Backend
+from headrace_worker.attention.reference import ReferenceBackend
+from headrace_worker.kernels import KernelStatus
+from headrace_worker.model import row_ops
 from support.tiny_models import make_tiny_llama
 
 GOOD = {
@@ -112,6 +116,75 @@ def test_why_a_better_backend_does_not_run_is_said(
     assert "triton (Triton: it needs compute capability 8.0, and cuda has 7.5)" in found["detail"]
 
 
+class _FlashOnCpu(Flash2Backend):
+    """flash-attn 2 as the doctor sees it on a GPU that runs it."""
+
+    @classmethod
+    def obstacle(cls, need: AttentionNeed) -> str | None:
+        return "it takes heads of up to 8" if need.head_dim == 16 else None
+
+
+def test_the_model_has_a_say_in_the_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Head size and dtype of the model that is named decide, and both are told."""
+    make_tiny_llama(tmp_path / "tiny")
+    pairs = ((_FlashOnCpu, frozenset({"cpu"})), (ReferenceBackend, frozenset({"cpu"})))
+    monkeypatch.setattr(registry, "_BACKENDS", pairs)
+    found = look(capsys, "--model", str(tmp_path / "tiny"), "--dtype", "bfloat16")["backend"]
+    expected = "reference for heads of 16 in bfloat16 instead of flash (it takes heads of up to 8)"
+    assert found["detail"] == expected
+    assert look(capsys, "--model", "nothing")["backend"]["detail"] == "flash (flash-attn 2)"
+
+
+@pytest.mark.parametrize(
+    ("name", "ok", "detail"),
+    [
+        ("reference", True, "reference"),
+        ("flash", False, "'flash' does not run on 'cpu'"),
+    ],
+)
+def test_a_backend_that_is_named_is_judged_alone(
+    name: str, ok: bool, detail: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is that one or none, as for a worker."""
+    options = ("--model", "nothing", "--device", "cpu", "--attention-backend", name)
+    found = look(capsys, *options)["backend"]
+    assert (found["ok"], found["detail"]) == (ok, detail)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mend"),
+    [("float16", "give --dtype float32 or bfloat16"), ("int4", "--dtype auto")],
+)
+def test_a_dtype_that_the_device_does_not_take_is_bad(
+    dtype: str, mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker would refuse it, so nothing more is said of the device."""
+    found = look(capsys, "--model", "nothing", "--device", "cpu", "--dtype", dtype)
+    assert not found["device"]["ok"]
+    assert mend in found["device"]["mend"]
+    assert "backend" not in found
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_what_computes_rows_is_told(
+    is_off: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Kernels for a model of our own decoder where they are built, torch's operators otherwise."""
+    make_tiny_llama(tmp_path / "tiny")
+    status = KernelStatus("HEADRACE_KERNELS is off" if is_off else None, None)
+    monkeypatch.setattr(row_ops, "load_kernels", lambda: status)
+    monkeypatch.setattr(row_ops, "KernelRowOps", lambda: SimpleNamespace(name="kernels"))
+    found = look(capsys, "--model", str(tmp_path / "tiny"), "--device", "cpu")["row ops"]
+    assert found["ok"] is (None if is_off else True)
+    wanted = "torch instead of kernels (HEADRACE_KERNELS is off)" if is_off else "kernels: one"
+    assert found["detail"].startswith(wanted)
+
+
 def test_a_device_that_is_not_there_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
     """The finding names the device, and no backend is looked for."""
     found = look(capsys, "--model", "nothing", "--device", "cuda:77")
@@ -178,6 +251,6 @@ async def test_a_worker_package_that_does_not_start_is_bad(
     broken.write_text("#!/bin/sh\necho ImportError: libtorch is broken >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
-    [finding] = await doctor._look_at_machine("m", "auto")
+    [finding] = await doctor._look_at_machine(["--model", "m"])
     assert finding.ok is False
     assert finding.detail == "ImportError: libtorch is broken"

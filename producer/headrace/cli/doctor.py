@@ -45,23 +45,31 @@ class Finding:
 
 
 def doctor(
+    *,
     redis_url: options.RedisUrl = None,
     queue: options.Queue = options.DEFAULT_QUEUE,
     model: options.Model = options.DEFAULT_MODEL,
     device: Annotated[str, options.option("--device", "auto, cpu, cuda, cuda:1.")] = "auto",
+    dtype: Annotated[str, options.option("--dtype", "auto, float32, bfloat16, float16.")] = "auto",
+    attention_backend: Annotated[
+        str | None, options.option("--attention-backend", "Judge this one; otherwise the best.")
+    ] = None,
 ) -> None:
     """Check the server, its settings, the queue's functions, the workers, the device and the model.
 
     Exit code 1 when something is wrong; each line says what, and how to mend it.
     """
     with served(redis_url, queue) as place:
-        raise typer.Exit(run(_examine(place, model, device)))
+        flags = ["--model", model, "--device", device, "--dtype", dtype]
+        if attention_backend is not None:
+            flags += ["--attention-backend", attention_backend]
+        raise typer.Exit(run(_examine(place, flags)))
 
 
-async def _examine(place: Place, model: str, device: str) -> ExitCode:
+async def _examine(place: Place, flags: list[str]) -> ExitCode:
     async with place.connected() as client:
         findings = await look_at_server(client, place.keys)
-    findings += await _look_at_machine(model, device)
+    findings += await _look_at_machine(flags)
     for finding in findings:
         _show(finding)
     is_wrong = any(finding.ok is False for finding in findings)
@@ -143,14 +151,17 @@ async def _workers(client: redis.asyncio.Redis, keys: Keys) -> Finding:
     return Finding("workers", True, f"{len(workers)}: {names}")
 
 
-async def _look_at_machine(model: str, device: str) -> list[Finding]:
-    """Let the worker package look, in a process of its own: importing it takes seconds."""
+async def _look_at_machine(flags: list[str]) -> list[Finding]:
+    """Let the worker package look, in a process of its own: importing it takes seconds.
+
+    ``flags`` are those of a worker that say what it would run, and on what.
+    """
     try:
         worker_program()
     except ConfigurationError as error:
         return [Finding("worker", None, str(error))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace_worker.doctor", "--model", model, "--device", device),
+        *(sys.executable, "-m", "headrace_worker.doctor", *flags),
         env=worker_environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -86,6 +86,11 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
 
     @classmethod
+    def title(cls) -> str:
+        """Return what tells this backend from another one of the same name."""
+        return cls.name
+
+    @classmethod
     def obstacle(cls, need: AttentionNeed) -> str | None:
         """Return why this backend cannot do what is needed, or ``None`` when it can.
 

@@ -49,6 +49,11 @@ class _FlashBackend(SlotBackend):
     library: ClassVar[FlashLibrary]
 
     @classmethod
+    def title(cls) -> str:
+        """Return which major version it is."""
+        return cls.library.title
+
+    @classmethod
     def obstacle(cls, need: AttentionNeed) -> str | None:
         """Say what is in the way: the device, the installation, the dtype or the head size."""
         return cls.library.obstacle(need)

@@ -23,6 +23,7 @@ class Verdict:
     """Whether one backend of a device's type can do what is needed."""
 
     name: str  # what --attention-backend takes
+    title: str  # tells two versions of a name apart
     obstacle: str | None  # why it cannot; None: it can
 
 
@@ -39,7 +40,9 @@ _BACKENDS: tuple[tuple[type[AttentionBackend], frozenset[str]], ...] = (
 
 def judge_backends(need: AttentionNeed) -> tuple[Verdict, ...]:
     """Return every backend for the device's type, best first, with what is in its way."""
-    return tuple(Verdict(each.name, each.obstacle(need)) for each in _candidates(need.device))
+    return tuple(
+        Verdict(each.name, each.title(), each.obstacle(need)) for each in _candidates(need.device)
+    )
 
 
 def available_backends(device: torch.device | None = None) -> tuple[str, ...]:

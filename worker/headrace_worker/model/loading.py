@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it brings transformers' models, which most workers never ne
 
 QUANTIZATIONS = ("none", "int8")
 MODEL_IMPLS = ("auto", "native", "transformers")
-_DTYPES = {
+DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
@@ -85,7 +85,7 @@ def load_model(
     Raises:
         ModelLoadError: there is no such model, it is damaged, or it needs what is not supported.
     """
-    if dtype not in _DTYPES.get(device.type, ()):
+    if dtype not in DTYPES.get(device.type, ()):
         raise ModelLoadError(f"{dtype} is not supported on device {device.type!r}")
     if model_impl not in MODEL_IMPLS:
         raise ModelLoadError(f"unknown model_impl {model_impl!r}; known: {', '.join(MODEL_IMPLS)}")

@@ -8,7 +8,7 @@ import torch
 
 from headrace_worker.attention.base import AttentionNeed
 from headrace_worker.attention.triton import TritonBackend
-from headrace_worker.kernels import kernels_are_loaded
+from headrace_worker.kernels import load_kernels
 from headrace_worker.model.activations import ACTIVATIONS
 from headrace_worker.model.kv_place import KVPlace, RotateThenWrite
 from headrace_worker.model.norm import Norm
@@ -20,6 +20,8 @@ _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 class RowOps(Protocol):
     """What a layer does to rows besides products and attention; a row never sees another."""
+
+    name: ClassVar[str]
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Return the norm of ``[num_tokens, size]`` or ``[num_tokens, heads, head_dim]``."""
@@ -118,8 +120,18 @@ TORCH_ROW_OPS = TorchRowOps()
 
 def best_row_ops(dtype: torch.dtype, device: torch.device) -> RowOps:
     """Return the kernels where they can be had for tensors of this kind, else torch's operators."""
-    if device.type == "cpu" and dtype in _KERNEL_DTYPES and kernels_are_loaded():
-        return KernelRowOps()
-    if device.type == "cuda" and TritonBackend.obstacle(AttentionNeed(device, dtype)) is None:
-        return TritonRowOps()
-    return TORCH_ROW_OPS
+    if row_kernel_obstacle(dtype, device) is not None:
+        return TORCH_ROW_OPS
+    return KernelRowOps() if device.type == "cpu" else TritonRowOps()
+
+
+def row_kernel_obstacle(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why there are no kernels for tensors of this kind; ``None`` where there are."""
+    if device.type == "cuda":
+        return TritonBackend.obstacle(AttentionNeed(device, dtype))
+    if device.type != "cpu":
+        return f"there are none for {device.type!r}"
+    if dtype not in _KERNEL_DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        return f"on a CPU they take float32 and bfloat16, not {name}"
+    return load_kernels().missing_reason
