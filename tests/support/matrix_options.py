@@ -146,7 +146,7 @@ def _one_ahead(asks: Sequence[Ask], answers: Answers, rng: random.Random) -> lis
     # In company of the others, most steps have to be waited for.
     free = tuple(Arrival(index) for index, ask in enumerate(asks) if ask.kind in _NEVER_WAITED_FOR)
     return [
-        Play((free,), {"one_ahead": True}),
+        Play((free,), {"one_ahead": True, "has_graphs": True, "max_num_seqs": 11}),
         _preempted(asks, one_ahead=True),
         Play((taken_over,), {"max_num_batched_tokens": 32, "max_num_seqs": 8, "one_ahead": True}),
         replace(by_chance, settings={**by_chance.settings, "one_ahead": True}),
@@ -211,6 +211,10 @@ OPTIONS: dict[str, Option] = {
         _preempted(asks, attention_backend="reference", max_num_batched_tokens=16)
     ],
     "one ahead": _one_ahead,
+    "decodes from graphs": lambda asks, answers, rng: [
+        _together(asks, has_graphs=True, max_num_seqs=7),
+        _preempted(asks, has_graphs=True),
+    ],
     "everything by chance": lambda asks, answers, rng: [_random(asks, answers, rng)],
 }
 # Those that leave something to chance, so that it is worth to run them again.

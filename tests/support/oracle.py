@@ -14,6 +14,7 @@ from headrace_worker.attention.base import KVCacheSpec
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
 from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits, graph_sizes
 from headrace_worker.engine.messages import (
     AddSequence,
     SampledToken,
@@ -26,6 +27,7 @@ from headrace_worker.engine.one_ahead import OneAheadEngine
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.settings import Reserve
+from support.fake_capture import FakeCapture
 from support.oracle_answer import whole_answer
 from support.oracle_backend import OracleBackend, OracleDecoder
 from support.oracle_model import VOCAB_SIZE
@@ -56,8 +58,12 @@ def make_engine(
     sampled_vocab_size: int | None = None,
     samples_in_lists: bool = False,
     one_ahead: bool = False,
+    capture: FakeCapture | None = None,
 ) -> Engine:
-    """Build an engine over the oracle, with the real sampler unless told to do without tensors."""
+    """Build an engine over the oracle, with the real sampler unless told to do without tensors.
+
+    With ``capture``, decodes are replayed from its graphs.
+    """
     spec = KVCacheSpec(1, 1, 1, torch.int64, torch.device("cpu"), block_size)
     backend = OracleBackend()
     backend.allocate(spec, num_blocks + 1)
@@ -71,8 +77,9 @@ def make_engine(
     decoder = decoder or OracleDecoder()
     runner: ListRunner | ModelRunner = ListRunner(decoder, backend)
     if not samples_in_lists:
+        limits = GraphLimits(graph_sizes(max_num_seqs), block_size, max_model_len)
         runner = ModelRunner(
-            decoder,
+            decoder if capture is None else _graphed(decoder, backend, limits, capture),
             backend,
             block_size=block_size,
             device=spec.device,
@@ -81,6 +88,15 @@ def make_engine(
     if one_ahead:
         return OneAheadEngine(scheduler, runner, vocab_size=VOCAB_SIZE)
     return Engine(scheduler, runner, vocab_size=VOCAB_SIZE)
+
+
+def _graphed(
+    decoder: OracleDecoder, backend: OracleBackend, limits: GraphLimits, capture: FakeCapture
+) -> GraphedDecoder:
+    backend.may_pad = True
+    graphed = GraphedDecoder(decoder, backend, limits, torch.device("cpu"))
+    graphed.capture(capture)
+    return graphed
 
 
 def request(

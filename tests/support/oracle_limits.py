@@ -21,6 +21,7 @@ class Limits:
     poison: int | None  # token id after which the row is NaN
     is_hopeful: bool  # has learned that answers are short, so it admits many, and preempts
     is_fast: bool  # samples in plain lists
+    has_graphs: bool  # replays its decodes, where it samples with tensors
     is_ahead: bool  # schedules a step while the last one is in flight
 
     @property

@@ -31,6 +31,7 @@ def _limits(draw: st.DrawFn) -> Limits:
         poison=draw(st.sampled_from([None, POISON])),
         is_hopeful=draw(st.booleans()),
         is_fast=draw(st.booleans()),
+        has_graphs=draw(st.booleans()),
         is_ahead=draw(st.booleans()),
     )
 

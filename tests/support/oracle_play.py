@@ -11,6 +11,7 @@ from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.messages import AddSequence
 from headrace_worker.engine.sequence import Sequence, SequenceStatus
+from support.fake_capture import FakeCapture
 from support.oracle import OracleDecoder, make_engine, request
 from support.oracle_answer import whole_answer
 from support.oracle_books import check_books, check_outcome
@@ -167,6 +168,7 @@ def _make_engine(limits: Limits, decoder: OracleDecoder) -> Engine:
         decoder=decoder,
         samples_in_lists=limits.is_fast,
         one_ahead=limits.is_ahead,
+        capture=FakeCapture() if limits.has_graphs else None,
     )
     if limits.is_hopeful:  # many answers left after one token of those that they might have
         short = Sequence(request(1, [1, 2], num_prompt_tokens=1, max_tokens=50), arrival=0)

@@ -73,5 +73,6 @@ def _draw_limits(dice: Random, is_fast: bool) -> Limits:
         poison=dice.choice((None, None, POISON)),
         is_hopeful=dice.random() < 0.8,
         is_fast=is_fast,
+        has_graphs=dice.random() < 0.5,
         is_ahead=dice.random() < 0.5,
     )

@@ -14,11 +14,14 @@ import torch
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine import loader
 from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits, graph_sizes
 from headrace_worker.engine.messages import AddSequence, EngineReady, StepOutcome
 from headrace_worker.engine.one_ahead import OneAheadEngine
+from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.schedule import ScheduledSequence
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import load_model
+from support.fake_capture import FakeCapture
 from support.tiny_models import CHAT_END_ID
 
 COMPILE_TIMEOUT_S = 30.0  # for a grammar that takes milliseconds
@@ -139,12 +142,30 @@ class RecordedModel:
         self._model = replace(model, decoder=self._recorder)
 
     def load_engine(self, options: Mapping[str, Any]) -> RecordedEngine:
-        """Call the real load_engine, in which nothing but reading the files is left out."""
+        """Call the real load_engine, in which nothing but reading the files is left out.
+
+        With ``has_graphs``, which is no setting, decodes are replayed from graphs.
+        """
+        has_graphs = options.get("has_graphs", False)
+        options = {name: value for name, value in options.items() if name != "has_graphs"}
         settings = EngineSettings(**{**self._settings, **options})
         with patch.object(loader, "load_model", lambda *args, **kwargs: self._model):
             engine, ready = loader.load_engine(settings)
+        if has_graphs:
+            _replay_decodes(engine, ready)
         if not isinstance(engine, OneAheadEngine):
             return RecordedEngine(engine, ready, self._recorder)
         rows_ahead = RowsAhead(self._recorder)
         rows_ahead.listen_to(engine.runner)
         return RecordedEngine(engine, ready, self._recorder, rows_ahead)
+
+
+def _replay_decodes(engine: Engine, ready: EngineReady) -> None:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    limits = GraphLimits(
+        graph_sizes(ready.max_num_seqs), ready.block_size, engine.scheduler.admission.max_model_len
+    )
+    graphed = GraphedDecoder(runner.decoder, runner.backend, limits, torch.device("cpu"))
+    graphed.capture(FakeCapture())
+    runner.decoder = graphed

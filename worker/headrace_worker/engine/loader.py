@@ -12,10 +12,12 @@ import torch
 from headrace_worker.attention import AttentionBackend, KVCacheSpec, create_backend
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
+from headrace_worker.engine.cuda_capture import CudaCapture, try_to_record
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.grammar import GrammarTokens
 from headrace_worker.engine.grammar_compiler import GrammarCompiler
+from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits, graph_sizes
 from headrace_worker.engine.memory import (
     KVCachePlan,
     default_cpu_kv_bytes,
@@ -29,9 +31,11 @@ from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.kernels import load_kernels
+from headrace_worker.model import Decoder as NativeDecoder
 from headrace_worker.model import LoadedModel, load_model
 from headrace_worker.model.ranks import ALONE, Ranks
 
+_CAPTURABLE = ("flash", "triton")  # attention that never waits for the device
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -160,7 +164,7 @@ class _Parts:
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
         runner = ModelRunner(
-            decoder,
+            self.with_graphs(decoder, plan, max_model_len),
             self.backend,
             block_size=plan.block_size,
             device=self.device,
@@ -175,6 +179,22 @@ class _Parts:
             vocab_size=self.model.config.vocab_size,
             grammars=make_grammars(settings),
         )
+
+    def with_graphs(self, decoder: Decoder, plan: KVCachePlan, max_model_len: int) -> Decoder:
+        """Return the decoder with its decodes recorded, where that can be done."""
+        can_record = (
+            self.device.type == "cuda"
+            and self.backend.name in _CAPTURABLE
+            and isinstance(decoder, NativeDecoder)
+            and self.ranks.size == 1  # what ranks say to each other is not recorded
+        )
+        if not (self.settings.cuda_graphs and can_record):
+            return decoder
+        limits = GraphLimits(
+            graph_sizes(self.settings.max_num_seqs), plan.block_size, max_model_len
+        )
+        graphed = GraphedDecoder(decoder, self.backend, limits, self.device)
+        return try_to_record(graphed, decoder, CudaCapture())
 
     def describe(self, engine: Engine, plan: KVCachePlan, load_s: float) -> EngineReady:
         kernels = load_kernels() if self.device.type == "cpu" else None

@@ -35,6 +35,7 @@ class EngineSettings:
     attention_backend: str | None = None  # None: the best that is available
     num_threads: int | None = None  # CPU threads; None: torch decides
     one_ahead: bool | None = None  # schedule a step while the last one runs; None: on CUDA only
+    cuda_graphs: bool = True  # replay decodes, where the device, the model and attention can
     reserve: Reserve = Reserve.EXPECTED
     enable_prefix_caching: bool = True
     sampled_vocab_size: int | None = None  # ids from here on are padding and never sampled

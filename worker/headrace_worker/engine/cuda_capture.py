@@ -1,0 +1,47 @@
+"""The one place that records CUDA graphs; which, of what and when is decided in ``graphs``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from headrace_worker.engine.graphs import Capture, Decoder, GraphedDecoder, Replay
+
+_WARM_UPS = 2  # forwards in which kernels are compiled and libraries take their workspaces
+
+
+class CudaCapture:
+    """Records graphs that share one pool of memory, because one at a time is replayed."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Replay:
+        """Record what ``compute`` does on the device; it must not wait for the device meanwhile."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UPS):
+                compute()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = compute()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+def try_to_record(graphed: GraphedDecoder, decoder: Decoder, capture: Capture) -> Decoder:
+    """Return the decoder with its graphs, or as it was, with a warning that says why."""
+    try:
+        graphed.capture(capture)
+    except RuntimeError as error:  # a library that waits for the device, or too little memory
+        warnings.warn(f"decodes run without CUDA graphs: {error}", stacklevel=2)
+        return decoder
+    return graphed
