@@ -1,7 +1,7 @@
 """A packed batch on its way to the other ranks: its sizes in an order, its numbers in one tensor.
 
-One collective carries all of it and takes about as long as one of the two sums of a layer. Through
-the socket it would be faster on a CPU, but on a GPU some of the numbers have never been on the host.
+One collective carries all of it and takes about as long as one of the two sums of a layer. A socket
+would be faster on a CPU, but on a GPU some of the numbers have never been on the host.
 """
 
 from __future__ import annotations
