@@ -15,6 +15,7 @@ from headrace_worker.serving.ports import Room
 from headrace_worker.transport.connection import Connections
 from headrace_worker.transport.housekeeping import Housekeeper, repeat
 from headrace_worker.transport.link import Link
+from headrace_worker.transport.queue import HELD_A_CALL
 from support.queue_driver import QueueDriver
 from support.servers import Server
 from support.tcp_proxy import TcpProxy
@@ -81,6 +82,30 @@ async def test_a_renewal_names_what_is_lost(
     (grant,) = (await remote.claim(ROOM)).grants
     old = Held(grant.tenant, grant.request_id, grant.epoch - 1 or 7)
     assert await remote.renew([grant.held, old]) == (old,)
+
+
+@ON_VALKEY
+async def test_what_is_held_is_renewed_and_handed_back_in_bites(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """No call looks at more than so many, together they answer for all; a death is told at once."""
+    remote = queue_over(connections, queue)
+    num_held = 2 * HELD_A_CALL
+    for number in range(num_held):
+        driver.enqueue(f"r{number}")
+    room = Room(free_seqs=num_held, free_tokens=10**6, total_tokens=10**6)
+    grants = [*(await remote.claim(room)).grants, *(await remote.claim(room)).grants]
+    held, old = [grant.held for grant in grants], Held("acme", "r0", 7)
+    driver.client.config_resetstat()
+    assert await remote.renew([*held, old]) == (old,)
+    assert num_calls(driver) == 3
+    assert await remote.release(held, strike=True, cause="killed") == num_held
+    assert num_calls(driver) == 4
+
+
+def num_calls(driver: QueueDriver) -> int:
+    """Return how many functions have been called."""
+    return int(driver.client.info("commandstats")["cmdstat_fcall"]["calls"])
 
 
 @ON_VALKEY

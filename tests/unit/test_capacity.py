@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_worker.serving.capacity import Capacity
+from headrace_worker.serving.capacity import MOST_ENDING, Capacity
 from headrace_worker.serving.ports import Room, RoomIfDisplaced
 from headrace_worker.serving.request import CANCELLED
 from support.serving_parts import Books, make_grant, make_outcome, make_ready
@@ -82,6 +82,17 @@ def test_ended_requests_take_no_room(capacity: Capacity) -> None:
     request = books.running()
     books.ledger.end(request, CANCELLED)
     assert capacity.room([request]) == Room(5, 64, 64)
+
+
+def test_answers_that_redis_has_not_taken_bound_the_claim(capacity: Capacity) -> None:
+    """A worker makes short answers faster than it sends them, and must not hold ever more."""
+    books = Books()
+    for number in range(MOST_ENDING):
+        assert capacity.room(books.ledger.requests) == Room(5, 64, 64)
+        request = books.ledger.claim(make_grant(f"r{number}"))
+        assert request is not None
+        books.ledger.end(request, CANCELLED)
+    assert capacity.room(books.ledger.requests) is None
 
 
 def test_sequences_bound_the_claim_as_well(capacity: Capacity) -> None:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from headrace_worker.serving.request import InFlight
 
 
+# Answers that Redis has not taken yet; at so many, or as many as may run, nothing more is claimed.
+# Short ones are made faster than they are sent, and all that is held has its lease to be renewed.
+MOST_ENDING = 64
+
+
 class Capacity:
     """Touched on the event loop only."""
 
@@ -63,7 +68,10 @@ class Capacity:
         """Return what can be claimed next to these requests; None when that is nothing."""
         if self._ready is None:
             return None
-        generating = [request for request in in_flight if request.is_generating]
+        held = list(in_flight)
+        generating = [request for request in held if request.is_generating]
+        if len(held) - len(generating) >= max(MOST_ENDING, self._ready.max_num_seqs):
+            return None
         free_seqs = self._ready.max_num_seqs + self._num_prefetch - len(generating)
         free_tokens = self._free_blocks * self._ready.block_size - self._promised(generating)
         if free_seqs < 1 or free_tokens < 1 or self._num_waiting > self._num_prefetch:

@@ -16,7 +16,7 @@ from headrace_worker import logs
 from headrace_worker.transport.link import Link
 
 REAPS_PER_LEASE = 4
-REAP_COUNT = 100  # requests taken back in one bite
+REAP_COUNT = 100  # requests taken back in one bite: who died together is struck together
 CLEAN_UP_COUNT = 100  # keys looked at in one bite
 
 
@@ -34,13 +34,17 @@ class Housekeeper:
         self._log = logs.get_logger()
 
     async def reap(self) -> None:
-        """Take back what vanished holders left, and end what is past its deadline.
+        """Take back what vanished holders left, and end what is past its deadline, bite by bite.
 
         When Redis comes back after a while, every lease may have run out although no holder has
         vanished; so all get the time of a lease to renew before anything is taken from them.
         """
-        if self._link.was_away_within(self._lease_ms / 1000):
-            return
+        while not self._link.was_away_within(self._lease_ms / 1000):
+            if await self._take_a_bite() < REAP_COUNT:
+                return
+
+    async def _take_a_bite(self) -> int:
+        """Return how many requests were taken back or ended."""
         reply = await self._link.run(
             functions.reap(
                 self._keys,
@@ -52,6 +56,7 @@ class Housekeeper:
         )
         for dead in reply.dead_lettered:
             self._log.error(logs.REQUEST_DEAD_LETTERED, request_id=dead.request_id)
+        return len(reply.requeued) + len(reply.dead_lettered) + len(reply.expired)
 
     async def clean_up(self) -> None:
         """Delete what nobody needs any more, and repair what was removed by hand."""

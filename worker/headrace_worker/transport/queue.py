@@ -33,6 +33,7 @@ from headrace_worker.transport.claim import Claimer
 from headrace_worker.transport.link import Link
 
 ENTRIES_A_PAGE = 256
+HELD_A_CALL = 64  # requests that Redis looks at before others have their turn
 MAX_LOG_BYTES = 128 * 1024 * 1024
 """Bytes of a token log that are taken up; a whole context with logprobs has less."""
 
@@ -179,24 +180,33 @@ class RedisQueue:
 
     async def renew(self, held: Sequence[Held]) -> tuple[Held, ...]:
         """Prolong leases; return those that are lost."""
-        return await self._link.run(
-            functions.renew(
-                self._keys, worker_id=self._worker_id, held=held, lease_ms=self._lease_ms
+        lost: list[Held] = []
+        for bite in _bites(held):
+            call = functions.renew(
+                self._keys, worker_id=self._worker_id, held=bite, lease_ms=self._lease_ms
             )
-        )
+            found = await self._link.run(call)
+            lost += found
+        return tuple(lost)
 
     async def release(self, held: Sequence[Held], *, strike: bool, cause: str = "") -> int:
-        """Hand requests back, claimable at once; return how many were ours."""
-        return await self._link.run(
-            functions.release(
-                self._keys,
-                worker_id=self._worker_id,
-                held=held,
-                strike=strike,
-                cause=cause,
-                max_strikes=self._max_strikes,
+        """Hand requests back, claimable at once; return how many were ours.
+
+        Who died together is told of in one call, which is how the queue knows.
+        """
+        num_ours = 0
+        for bite in [held] if strike else _bites(held):
+            num_ours += await self._link.run(
+                functions.release(
+                    self._keys,
+                    worker_id=self._worker_id,
+                    held=bite,
+                    strike=strike,
+                    cause=cause,
+                    max_strikes=self._max_strikes,
+                )
             )
-        )
+        return num_ours
 
     async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
         """Return what clients want of those that are ours."""
@@ -219,3 +229,7 @@ class RedisQueue:
         error.__cause__ = cause
         self._link.lost(what, error)
         return error
+
+
+def _bites(held: Sequence[Held]) -> list[Sequence[Held]]:
+    return [held[at : at + HELD_A_CALL] for at in range(0, len(held), HELD_A_CALL)]
