@@ -159,11 +159,11 @@ def test_a_lane_of_the_wrong_type_is_reported_while_others_go_on(
 
 def test_many_closed_requests_do_not_leave_a_worker_asleep(driver: QueueDriver) -> None:
     """A claim that spent itself on dead entries returns a cursor that wakes at once."""
-    for number in range(300):
+    for number in range(100):
         driver.enqueue(f"r{number}", payload=b"x")
     driver.enqueue("good")
     with driver.client.pipeline() as pipe:
-        for number in range(300):
+        for number in range(100):
             pipe.delete(driver.keys.request("acme", f"r{number}"))
         pipe.execute()
     first = driver.claim()

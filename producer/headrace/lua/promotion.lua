@@ -5,7 +5,7 @@
 -- screen. It goes before what is new in its new lane, or it would wait behind those who have time.
 
 local SHARE_LEFT = 4 -- of the time from enqueue to deadline, the last one of so many parts
-local MAX_PROMOTED = 64 -- in one call
+local MAX_PROMOTED = 32 -- in one call
 
 local function promotion_ms(r)
   return r.deadline_ms - math.floor((r.deadline_ms - r.enqueued_ms) / SHARE_LEFT)
