@@ -90,6 +90,8 @@ __all__ = [
     "finish_now",
     "heartbeat",
     "is_or_wraps",
+    "is_passing",
+    "is_standstill",
     "is_untrusted",
     "janitor",
     "library_code",
@@ -134,7 +136,8 @@ _PARTS = (
 # Files that no other uses the names of; Lua takes 200 names outside of blocks, and no more.
 _LEAVES = frozenset({"claim", "tokens", "control", "upkeep", "dead_letters"})
 
-# Redis says "not now" in these words; the request is as good as before, and the caller tries later.
+# Redis says "not now" in these words, or redis-py in these errors, from which it strips the word:
+# nothing ran, and the caller tries later. docs/protocol.md says who waits for how long.
 _NOT_NOW = (
     "BUSY ",
     "CLUSTERDOWN",
@@ -146,6 +149,14 @@ _NOT_NOW = (
     "READONLY",
     "TRYAGAIN",
     "UNBLOCKED",
+)
+_NOT_NOW_ERRORS = (
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
 )
 
 
@@ -220,7 +231,7 @@ def _refusals() -> Iterator[None]:
         yield
     except REDIS_FAILURES as error:
         wrapped = TransportError(f"Redis: {error or type(error).__name__}")
-        wrapped.retryable_later = _is_passing(error)
+        wrapped.retryable_later = is_passing(error)
         raise wrapped from error
 
 
@@ -237,12 +248,19 @@ def is_untrusted(error: BaseException) -> bool:
     return isinstance(error.__context__, SSLCertVerificationError)
 
 
-def _is_passing(error: Exception) -> bool:
-    if is_or_wraps(error, exceptions.AuthenticationError):
-        return False
-    if is_untrusted(error):
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later: Redis is out of reach, or said "not now"."""
+    if is_or_wraps(error, exceptions.AuthenticationError) or is_untrusted(error):
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
     broken = (TypeError, AttributeError)
-    refused = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError)
-    return isinstance(error, (*unreachable, *broken, *refused)) or str(error).startswith(_NOT_NOW)
+    return isinstance(error, (*unreachable, *broken)) or _is_not_now(error)
+
+
+def is_standstill(error: BaseException) -> bool:
+    """Whether Redis said "not now" to whatever writes; at full memory it still renews leases."""
+    return _is_not_now(error) and not isinstance(error, exceptions.OutOfMemoryError)
+
+
+def _is_not_now(error: BaseException) -> bool:
+    return isinstance(error, _NOT_NOW_ERRORS) or str(error).startswith(_NOT_NOW)

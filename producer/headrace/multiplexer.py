@@ -16,6 +16,7 @@ from redis import exceptions
 from headrace.assembly import LogAssembly, StreamAssembly
 from headrace.connections import BLOCK_MARGIN_S, BLOCK_S, COMMAND_TIMEOUT_S
 from headrace.errors import HeadraceError, ProtocolError, TransportError
+from headrace.functions import is_passing
 from headrace.patience import delays_s
 from headrace.reading import Entries, is_refusal, read_logs
 
@@ -195,7 +196,9 @@ class _Reader:
         try:
             await self._unblock(connection_id)  # it is not blocked: only the permission is asked
             self._block_s = BLOCK_S
-        except exceptions.ResponseError:
+        except exceptions.ResponseError as error:
+            if is_passing(error):
+                raise
             self._block_s = SHORT_BLOCK_S
         self._connection_id = connection_id
 

@@ -28,7 +28,8 @@ RECHECK_S = 1.0
 """A connection in use asks this often whether its server is still the master."""
 
 _NOT_A_MASTER = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
-"""What a server says that was, or may have been, replaced."""
+_NOT_A_MASTER_ERRORS = (exceptions.ReadOnlyError, exceptions.MasterDownError)
+"""What a server says that was, or may have been, replaced; these errors have lost their word."""
 
 _QUESTION = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
 
@@ -214,4 +215,4 @@ def _replaced(host: str, port: int) -> exceptions.ConnectionError:
 
 
 def _tells_no_master(error: exceptions.ResponseError) -> bool:
-    return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith(_NOT_A_MASTER)
+    return isinstance(error, _NOT_A_MASTER_ERRORS) or str(error).startswith(_NOT_A_MASTER)

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import ConfigurationError, TransportError
 from headrace_worker.transport.connection import Connections, check_server
+from support.busy_server import SOON, kept_busy
 from support.queue_driver import QueueDriver
 from support.servers import free_port, running_server
 from support.worker_fixtures import ON_VALKEY
@@ -59,3 +60,12 @@ async def test_an_unreachable_server_is_a_transport_error() -> None:
     async with Connections(f"redis://127.0.0.1:{free_port()}", 1.5) as connections:
         with pytest.raises(TransportError):
             await check_server(connections.commands)
+
+
+async def test_a_busy_server_is_asked_again() -> None:
+    """It has not said what its policy is, so the worker must not start as if that were hidden."""
+    with running_server("valkey", SOON) as server:
+        async with Connections(server.url, 1.5) as connections:
+            with kept_busy(server), pytest.raises(TransportError, match="BUSY"):
+                await check_server(connections.commands)
+            assert "appendonly" in (await check_server(connections.commands))[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from headrace.errors import TransportError
 from headrace_worker.transport.link import REFUSAL_LASTS_S, Link
@@ -48,12 +49,31 @@ def test_any_success_ends_an_outage() -> None:
 def test_what_is_refused_must_succeed_itself() -> None:
     """Renewals go through at full memory, and that does not make claims possible."""
     link = make_link(Clock())
-    link.lost("claim", failure(ReadOnlyError("replica")))
+    link.lost("claim", failure(OutOfMemoryError("full")))
     link.found("renew")
     assert not link.is_connected
     assert not link.was_away_within(5.0)
     link.found("claim")
     assert link.is_connected
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ReadOnlyError("replica"),
+        ResponseError("BUSY Valkey is busy running a script."),
+        ResponseError("MISCONF Errors writing to the AOF file"),
+    ],
+)
+def test_a_standstill_keeps_leases_from_their_holders(cause: Exception) -> None:
+    """Where nothing is written no lease is renewed; nobody is to blame for those that ran out."""
+    link = make_link(clock := Clock())
+    link.lost("reap", failure(cause))
+    clock.now += 4.0
+    assert link.was_away_within(5.0)
+    link.found("reap")
+    clock.now += 2.0
+    assert not link.was_away_within(5.0)
 
 
 def test_a_refusal_that_nobody_repeats_is_forgotten() -> None:

@@ -194,6 +194,8 @@ class _Refusing:
         (exceptions.OutOfMemoryError("full"), True),
         (exceptions.ReadOnlyError("replica"), True),
         (exceptions.TryAgainError("moving"), True),
+        (exceptions.ClusterDownError("Hash slot not served"), True),
+        (exceptions.MasterDownError("Link with MASTER is down"), True),
         (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), True),
         (exceptions.ResponseError("BUSY Redis is busy running a script"), True),
         (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), True),

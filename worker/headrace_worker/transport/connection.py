@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from headrace.errors import ConfigurationError, TransportError
-from headrace.functions import is_or_wraps, is_untrusted
+from headrace.functions import is_or_wraps, is_passing, is_untrusted
 from headrace.redis_url import RedisUrl
 
 COMMAND_TIMEOUT_S = 5.0
@@ -79,7 +79,9 @@ async def _read_config(redis: Redis, name: str) -> str | None:
     """Return a server setting; None where a managed Redis does not tell."""
     try:
         answer = await redis.config_get(name)
-    except redis_errors.ResponseError:
+    except redis_errors.ResponseError as error:
+        if is_passing(error):
+            raise TransportError(f"Redis: {error}") from error
         return None
     values = {_text(key): _text(value) for key, value in answer.items()}
     return values.get(name)

@@ -36,7 +36,7 @@ class Link:
         self.redis = redis
         self.timeout_s = timeout_s  # of one command
         self._clock = clock
-        self._back_at: float | None = None  # monotonic second of the last return, if it ever left
+        self._back_at: float | None = None  # monotonic second since which leases can be renewed
         self._is_away = False  # out of reach at the last try
         self._refused_at: dict[str, float] = {}  # what Redis refused → monotonic second
         self._log = logs.get_logger()
@@ -47,7 +47,7 @@ class Link:
         return not self._is_away and not self._refused_at
 
     def was_away_within(self, seconds: float) -> bool:
-        """Whether Redis is out of reach, or came back less than so many seconds ago."""
+        """Whether Redis is out of reach, or let no lease be renewed less than so long ago."""
         if self._is_away:
             return True
         return self._back_at is not None and self._clock() - self._back_at < seconds
@@ -76,6 +76,8 @@ class Link:
             self._is_away = True
         else:
             self._refused_at[what] = self._clock()
+            if error.__cause__ is not None and functions.is_standstill(error.__cause__):
+                self._back_at = self._clock()
 
     def found(self, what: str) -> None:
         """Take note of a success; logged when nothing fails any more."""

@@ -1,0 +1,110 @@
+"""Both clients while Redis is busy with a script of somebody else's: they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from headrace import RequestState, Timeout, TransportError
+from headrace.functions import load_library_sync
+from headrace.keys import Keys
+from headrace.testing import FakeWorker
+from support.any_client import FLAVOURS, AnyClient
+from support.busy_server import SOON, kept_busy
+from support.client_fixtures import QUICK
+from support.queue_driver import QueueDriver
+from support.servers import KINDS, Server, binary_of, running_server
+from support.waiting import eventually_async
+
+TEXT = "0123456789" * 10
+KEYS = Keys("default")
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def hasty(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Give a server that soon says BUSY, Redis and Valkey in turn."""
+    if binary_of(request.param) is None:
+        pytest.skip(f"{request.param}-server is not installed on this machine")
+    with running_server(request.param, SOON) as server:
+        with server.connect() as client:
+            load_library_sync(client)
+        yield server
+
+
+async def _refusals(server: Server) -> int:
+    """Count the calls that the server has refused; it must not be busy."""
+    with server.connect() as client:
+        stats = client.info("commandstats").get("cmdstat_fcall", {})
+        client.config_resetstat()
+    return int(stats.get("rejected_calls", 0))
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_submit_waits_until_redis_is_free(flavour: str, hasty: Server) -> None:
+    """Nothing ran, so the client asks again, and the request is queued once."""
+    client = AnyClient(flavour, hasty.url, timeout=QUICK)
+    await _refusals(hasty)
+    with kept_busy(hasty):
+        submitting = asyncio.create_task(client.submit("Hi", request_id=f"busy-{flavour}"))
+        await asyncio.wait([submitting], timeout=0.3)
+        assert not submitting.done()
+    assert await submitting == f"busy-{flavour}"
+    assert await _refusals(hasty) > 0
+    status = await client.status(f"busy-{flavour}")
+    assert status is not None
+    assert status.state is RequestState.QUEUED
+    await client.close()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_redis_that_stays_busy_is_named(flavour: str, hasty: Server) -> None:
+    """When Timeout.redis is over, the error says what Redis said, and that later may do."""
+    client = AnyClient(flavour, hasty.url, timeout=Timeout(redis=0.2))
+    with kept_busy(hasty), pytest.raises(TransportError, match="BUSY") as caught:
+        await client.submit("Hi")
+    assert caught.value.retryable_later
+    await client.close()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_stream_outlasts_a_busy_redis(flavour: str, hasty: Server) -> None:
+    """Reader and worker both wait, and the stream has every token once."""
+    queue = f"stream-{flavour}"
+    client = AnyClient(flavour, hasty.url, timeout=QUICK, queue=queue)
+    with FakeWorker(hasty.url, queue=queue, token_delay_s=0.002):
+        async with client.stream(TEXT) as stream:
+            chunks = aiter(stream)
+            seen = [(await anext(chunks)).text]
+            with kept_busy(hasty):
+                rest = asyncio.create_task(_read(chunks))
+                await asyncio.wait([rest], timeout=0.3)
+            seen += await rest
+    assert "".join(seen) == TEXT
+    await client.close()
+
+
+async def _read(chunks: object) -> list[str]:
+    return [chunk.text async for chunk in chunks]  # type: ignore[attr-defined]
+
+
+async def test_a_full_house_is_waited_for(hasty: Server) -> None:
+    """With no connection left for it, a client tries again until somebody leaves."""
+    with hasty.connect() as driver_client:
+        driver = QueueDriver(driver_client, KEYS)
+        num_now = driver_client.info("clients")["connected_clients"]
+        driver_client.config_set("maxclients", num_now)
+        client = AnyClient("async", hasty.url, timeout=QUICK)
+        before = driver_client.info("stats")["rejected_connections"]
+        submitting = asyncio.create_task(client.submit("Hi", request_id="crowded"))
+
+        async def was_turned_away() -> bool:
+            return bool(driver_client.info("stats")["rejected_connections"] > before)
+
+        await eventually_async(was_turned_away)
+        assert not submitting.done()
+        driver_client.config_set("maxclients", 1000)
+        assert await submitting == "crowded"
+        assert driver.status("crowded", tenant="default").state is RequestState.QUEUED
+        await client.close()
