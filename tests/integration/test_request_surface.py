@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Completion, FinishReason, InvalidRequest
 from headrace.protocol import ChunkMessage
-from headrace_worker.serving.outbox import Slice, from_chunks
+from headrace_worker.serving.outbox import EmitPolicy, Outbox
 from support.streams import chunks_of
 from support.tiny_worker import TinyWorker, tiny_worker
 
@@ -239,8 +239,11 @@ def _scores(answer: Completion) -> dict[Any, float]:
 
 def _beginning(tiny: TinyWorker, request_id: str, num_tokens: int) -> ChunkMessage | None:
     """Return the beginning of the log of a request that ran alone."""
-    tokens = from_chunks(chunks_of(tiny.driver, request_id))[:num_tokens]
-    return Slice(0, tuple(tokens)).to_message() if tokens else None
+    outbox = Outbox(EmitPolicy(), attached=True, emitted=chunks_of(tiny.driver, request_id))
+    outbox.settle(0, now=0.0)
+    outbox.num_sent = num_tokens
+    piece = outbox.next_slice()
+    return piece.message if piece and num_tokens else None
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

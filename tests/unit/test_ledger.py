@@ -8,9 +8,9 @@ import pytest
 
 from headrace.errors import ErrorCode, TransportError
 from headrace.functions import FinishOutcome, FinishReply, Held
+from headrace.protocol import ChunkMessage
 from headrace.types import FinishReason, RequestState
 from headrace_worker.engine.messages import SampledToken
-from headrace_worker.serving.outbox import OutputToken
 from headrace_worker.serving.request import (
     CANCELLED,
     DEADLINE_PASSED,
@@ -165,7 +165,7 @@ async def test_after_a_takeover_nobody_knows_the_time_to_first_token(books: Book
     """The first token was another worker's; the mean time per token is of our own tokens."""
     request = books.ledger.claim(make_grant(epoch=2, num_tokens=2))
     assert request is not None
-    books.ledger.inherit(request, [OutputToken(0, "a"), OutputToken(1, "b")])
+    books.ledger.inherit(request, [ChunkMessage((0, 1), ("a", "b"))])
     seq_id = books.ledger.start(request, make_prepared(emitted=(0, 1)))
     books.ledger.admitted(seq_id, 0)
     books.say(request, 2)

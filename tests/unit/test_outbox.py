@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.protocol import ChunkMessage
 from headrace.types import TokenLogprob
-from headrace_worker.engine.messages import SampledToken
-from headrace_worker.serving.outbox import (
-    MAX_SLICE_TOKENS,
-    EmitPolicy,
-    Outbox,
-    OutputToken,
-    from_chunks,
-    output_token,
-)
+from headrace_worker.serving.outbox import MAX_SLICE_TOKENS, EmitPolicy, Outbox
 
 POLICY = EmitPolicy(
     interval_s=0.05, max_tokens=8, unattended_interval_s=1.0, unattended_max_tokens=64
@@ -24,9 +16,10 @@ POLICY = EmitPolicy(
 
 def filled(count: int, *, attached: bool = True, inherited: int = 0) -> Outbox:
     """Return an outbox with tokens that all came at second 10."""
-    outbox = Outbox(POLICY, attached=attached, emitted=map(OutputToken, range(inherited)))
+    emitted = [ChunkMessage((token_id,), ("y",)) for token_id in range(inherited)]
+    outbox = Outbox(POLICY, attached=attached, emitted=emitted)
     for token_id in range(inherited, inherited + count):
-        outbox.append(OutputToken(token_id, "x"), 10.0)
+        outbox.append(token_id, "x", 10.0)
     return outbox
 
 
@@ -47,7 +40,7 @@ def test_later_tokens_wait_for_company() -> None:
     """After the first flush a token waits at most the interval."""
     outbox = filled(1)
     outbox.settle(1, now=10.0)
-    outbox.append(OutputToken(1), 20.0)
+    outbox.append(1, "x", 20.0)
     assert outbox.due_at() == 20.05
 
 
@@ -56,7 +49,7 @@ def test_a_full_outbox_is_due_at_once() -> None:
     outbox = filled(1)
     outbox.settle(1, now=10.0)
     for token_id in range(8):
-        outbox.append(OutputToken(token_id), 20.0)
+        outbox.append(token_id, "x", 20.0)
     assert outbox.due_at() == 20.0
 
 
@@ -71,14 +64,14 @@ def test_a_slice_starts_where_the_log_ends() -> None:
     piece = filled(3, inherited=4).next_slice()
     assert piece is not None
     assert (piece.offset, piece.end) == (4, 7)
-    assert piece.to_message() == ChunkMessage((4, 5, 6), ("x", "x", "x"))
+    assert piece.message == ChunkMessage((4, 5, 6), ("x", "x", "x"))
 
 
 def test_an_unanswered_slice_goes_out_again_unchanged() -> None:
     """Tokens that came meanwhile are left for later, so that Redis sees a replay."""
     outbox = filled(3)
     first = outbox.next_slice()
-    outbox.append(OutputToken(9), 11.0)
+    outbox.append(9, "x", 11.0)
     assert outbox.next_slice() == first
 
 
@@ -86,11 +79,11 @@ def test_the_rest_follows_the_acknowledgement() -> None:
     """After the answer the tokens that came meanwhile are next."""
     outbox = filled(3)
     outbox.next_slice()
-    outbox.append(OutputToken(9), 11.0)
+    outbox.append(9, "x", 11.0)
     assert outbox.settle(3, now=12.0)
     piece = outbox.next_slice()
     assert piece is not None
-    assert (piece.offset, [t.token_id for t in piece.tokens]) == (3, [9])
+    assert (piece.offset, piece.message.token_ids) == (3, (9,))
     assert outbox.due_at() == 12.05
 
 
@@ -102,7 +95,7 @@ def test_a_gap_goes_back() -> None:
     assert outbox.settle(2, now=12.0)
     piece = outbox.next_slice()
     assert piece is not None
-    assert [token.token_id for token in piece.tokens] == [2, 3, 4, 5]
+    assert piece.message.token_ids == (2, 3, 4, 5)
 
 
 def test_a_log_that_knows_more_is_somebody_elses() -> None:
@@ -116,25 +109,38 @@ def test_a_slice_is_bounded() -> None:
     """After a long outage the backlog goes out in entries of bounded size."""
     piece = filled(MAX_SLICE_TOKENS + 5).next_slice()
     assert piece is not None
-    assert len(piece.tokens) == MAX_SLICE_TOKENS
+    assert piece.num_tokens == MAX_SLICE_TOKENS
 
 
-def test_chunks_turn_back_into_tokens() -> None:
-    """What a log holds becomes tokens with their pieces and logprobs again."""
-    logprob = TokenLogprob(7, -0.5)
-    chunks = [ChunkMessage((7,), ("a",), (logprob,)), ChunkMessage((8, 9), ("", "b"))]
-    assert from_chunks(chunks) == [
-        OutputToken(7, "a", logprob),
-        OutputToken(8, ""),
-        OutputToken(9, "b"),
-    ]
+def test_what_a_log_lost_goes_out_again_as_it_was() -> None:
+    """Tokens of earlier epochs keep their text and logprobs, should Redis ask for them again."""
+    logprobs = (TokenLogprob(7, -0.5), TokenLogprob(8, -0.25))
+    emitted = [ChunkMessage((7,), ("a",), logprobs[:1]), ChunkMessage((8,), ("",), logprobs[1:])]
+    outbox = Outbox(POLICY, attached=True, emitted=emitted)
+    assert outbox.settle(0, now=1.0)
+    piece = outbox.next_slice()
+    assert piece is not None
+    assert piece.message == ChunkMessage((7, 8), ("a", ""), logprobs)
 
 
-def test_logprobs_are_kept_only_when_the_engine_gave_them() -> None:
-    """A token without a logprob has none on the wire."""
-    assert output_token(SampledToken(1, 5), "x") == OutputToken(5, "x")
-    with_top = output_token(SampledToken(1, 5, -0.25, ((5, -0.25),)), "x")
-    assert with_top.logprob == TokenLogprob(5, -0.25, ((5, -0.25),))
+def test_logprobs_are_sent_only_when_the_engine_gave_them() -> None:
+    """A token without a logprob has none on the wire, and one with it has the best ones, too."""
+    with_top = TokenLogprob(5, -0.25, ((5, -0.25),))
+    outbox = Outbox(POLICY, attached=True)
+    outbox.append(5, "x", 10.0, with_top)
+    first = outbox.next_slice()
+    assert first is not None
+    assert first.message.logprobs == (with_top,)
+    assert filled(1).next_slice() != first
+
+
+def test_tokens_do_not_wait_where_no_others_will_have_come() -> None:
+    """With steps longer than the interval, each token goes out as it comes."""
+    outbox = filled(1)
+    outbox.settle(1, now=10.0)
+    outbox.append(1, "x", 20.0)
+    assert outbox.due_at(next_step_at=20.01) == 20.05
+    assert outbox.due_at(next_step_at=20.06) == 20.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,13 +153,13 @@ def test_any_history_of_losses_leaves_each_token_once(events: list[str]) -> None
         if (piece := outbox.next_slice()) is None:
             return
         if piece.offset == len(log):
-            log.extend(token.token_id for token in piece.tokens)
+            log.extend(piece.message.token_ids)
         if is_answered:
             assert outbox.settle(len(log), now=0.0)
 
     for event in events:
         if event == "append":
-            outbox.append(OutputToken(made), 0.0)
+            outbox.append(made, "x", 0.0)
             made += 1
         elif event == "roll back":
             del log[len(log) // 2 :]

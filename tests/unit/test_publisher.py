@@ -68,6 +68,29 @@ async def test_what_is_not_due_waits(press: Press) -> None:
     assert [item.request_id for item in press.books.queue.emits[-1]] == ["waiting"]
 
 
+async def test_slow_steps_are_flushed_as_they_come(press: Press) -> None:
+    """Where the next step ends after the interval, one flush takes the tokens of this one."""
+    requests = [press.books.running(request_id) for request_id in ("r1", "r2")]
+    for token_id in range(2):
+        for request in requests:
+            press.books.say(request, token_id)
+        press.publisher.stepped(0.08)
+        await press.flush()
+        press.books.clock.advance(0.08)
+    assert [len(items) for items in press.books.queue.emits] == [2, 2]
+
+
+async def test_fast_steps_share_a_flush(press: Press) -> None:
+    """Where more tokens come within the interval, those that are here wait for them."""
+    request = press.books.running()
+    for token_id in range(5):
+        press.books.say(request, token_id)
+        press.publisher.stepped(0.02)
+        await press.flush()
+        press.books.clock.advance(0.02)
+    assert [[item.num_tokens for item in items] for items in press.books.queue.emits] == [[1], [3]]
+
+
 async def test_an_end_takes_its_tokens_along_at_once(press: Press) -> None:
     """The last tokens do not wait for company; the terminal entry follows in the same flush."""
     request = press.books.running()

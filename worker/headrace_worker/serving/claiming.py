@@ -106,12 +106,11 @@ class ClaimLoop:
         if self._wake is None or self._wake.done():
             poll_s = EMPTY_POLL_S if self._exit_when_empty and was_idle else POLL_S
             self._wake = asyncio.create_task(self._sleep_on_queue(cursor, poll_s))
+            self._wake.add_done_callback(lambda _: self._changed.set())
         while not (self._wake.done() or self._stopped.is_set()):
             if self._has_grown(refused) or (self._is_idle() and not was_idle):
                 return
-            changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait({self._wake, changed}, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
+            await self._changed.wait()  # each step comes by here, so no task of its own
             self._changed.clear()
         if self._wake.done() and (error := self._wake.result()) is not None:
             raise error

@@ -42,7 +42,8 @@ class Detokenizer:
     ) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._scanner = StopScanner(stop, include_stop=include_stop)
+        # None: there is no stop string to look for, as most often.
+        self._scanner = StopScanner(stop, include_stop=include_stop) if stop else None
         self._min_tokens = min_tokens  # no stop string counts that ends before this many tokens
         self._echo = echo  # text of the prompt, until the first token has taken it along
         self._silent_ids = silent_ids  # tokens that end the output without being part of its text
@@ -66,10 +67,12 @@ class Detokenizer:
         self._num_tokens += 1
         is_silent = token_id in self._silent_ids
         text = self._decoder.decode(b"" if is_silent else self._token_bytes(token_id))
-        scan = self._scanner.feed(text, may_stop=self._num_tokens >= self._min_tokens)
-        self._stopped = scan.matched
-        echo, self._echo = self._echo, ""
-        return Piece(echo + scan.text, scan.matched)
+        if self._scanner is not None:
+            scan = self._scanner.feed(text, may_stop=self._num_tokens >= self._min_tokens)
+            text, self._stopped = scan.text, scan.matched
+        if self._echo:
+            text, self._echo = self._echo + text, ""
+        return Piece(text, self._stopped)
 
     def finish(self) -> str:
         """Return what was held back, an echo that no token took along included.
@@ -79,6 +82,8 @@ class Detokenizer:
         if self._stopped:
             return ""
         echo, self._echo = self._echo, ""
-        # No match is looked for here: a character that never completed is not what was meant.
-        tail = self._scanner.feed(self._decoder.decode(b"", final=True), may_stop=False)
-        return echo + tail.text + self._scanner.flush()
+        tail = self._decoder.decode(b"", final=True)
+        if self._scanner is not None:
+            # No match is looked for here: a character that never completed is not what was meant.
+            tail = self._scanner.feed(tail, may_stop=False).text + self._scanner.flush()
+        return echo + tail

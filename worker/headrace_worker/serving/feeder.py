@@ -19,7 +19,6 @@ from headrace_worker.engine.messages import AddSequence, EngineReady, SamplingSp
 from headrace_worker.serving.capacity import Capacity
 from headrace_worker.serving.intake import Intake, PreparedRequest
 from headrace_worker.serving.ledger import Ledger
-from headrace_worker.serving.outbox import from_chunks
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import End, InFlight, Phase
@@ -92,10 +91,10 @@ class Feeder:
             emitted = await self._read_log(request)
         except ProtocolError as error:
             raise _lost(request, str(error)) from error
-        tokens = from_chunks(emitted)
-        if len(tokens) != request.grant.num_tokens:
-            raise _lost(request, f"its token log holds {len(tokens)}")
-        self._ledger.inherit(request, tokens)
+        num_tokens = sum(len(chunk.token_ids) for chunk in emitted)
+        if num_tokens != request.grant.num_tokens:
+            raise _lost(request, f"its token log holds {num_tokens}")
+        self._ledger.inherit(request, emitted)
         return emitted
 
     async def _read_log(self, request: InFlight) -> tuple[ChunkMessage, ...]:

@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.functions import FinishOutcome, Grant, Held
-from headrace.protocol import TerminalMessage
-from headrace.types import RequestState
+from headrace.protocol import ChunkMessage, TerminalMessage
+from headrace.types import RequestState, TokenLogprob
 from headrace_worker.engine.messages import PromptLogprobs, SampledToken
 from headrace_worker.serving.intake import PreparedRequest
-from headrace_worker.serving.outbox import EmitPolicy, Outbox, OutputToken, output_token
+from headrace_worker.serving.outbox import EmitPolicy, Outbox
 from headrace_worker.serving.ports import Queue
 from headrace_worker.serving.reporting import Reporter
 from headrace_worker.serving.request import (
@@ -96,7 +96,7 @@ class Ledger:
         self._report.received(request)
         return request
 
-    def inherit(self, request: InFlight, emitted: Iterable[OutputToken]) -> None:
+    def inherit(self, request: InFlight, emitted: Iterable[ChunkMessage]) -> None:
         """Note what earlier epochs emitted, before anything else happens to the request."""
         attached = request.grant.attached
         request.outbox = Outbox(self._emit_policy, attached=attached, emitted=emitted)
@@ -139,7 +139,7 @@ class Ledger:
         assert request.prepared is not None
         request.last_token_at = now = self._clock()
         piece = request.prepared.detokenizer.append(token.token_id)
-        request.outbox.append(output_token(token, piece.text), now)
+        request.outbox.append(token.token_id, piece.text, now, _logprob(token))
         if request.first_token_at is None:
             request.first_token_at = now
             self._report.first_token(request)
@@ -164,7 +164,11 @@ class Ledger:
     def end_overdue(self) -> bool:
         """End what is past its deadline with what there is; return whether anything was."""
         now = self._clock()
-        overdue = [request for request in self._requests.values() if request.is_overdue(now)]
+        overdue = [
+            request
+            for request in self._requests.values()
+            if request.grant.deadline_ms is not None and request.is_overdue(now)
+        ]
         for request in overdue:
             self.end(request, DEADLINE_PASSED)
         return bool(overdue)
@@ -267,3 +271,9 @@ class Ledger:
             worker_id=self._worker_id,
             prompt_logprobs=request.prompt_logprobs if is_good else None,
         )
+
+
+def _logprob(token: SampledToken) -> TokenLogprob | None:
+    if token.logprob is None:
+        return None
+    return TokenLogprob(token.token_id, token.logprob, token.top_logprobs)

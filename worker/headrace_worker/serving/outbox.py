@@ -12,23 +12,13 @@ that lost its last second answers with a gap, and the writer goes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.protocol import ChunkMessage
 from headrace.types import TokenLogprob
-from headrace_worker.engine.messages import SampledToken
 
 MAX_SLICE_TOKENS = 1024  # of one log entry, far below what a chunk may hold
-
-
-@dataclass(frozen=True, slots=True)
-class OutputToken:
-    """One token with the text that it added."""
-
-    token_id: int
-    piece: str = ""  # empty while a character or a stop string is incomplete
-    logprob: TokenLogprob | None = None  # if the request asked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +33,36 @@ class EmitPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens [offset, offset + len(tokens)) of one request, for one log entry."""
+    """Tokens [offset, end) of one request, for one log entry."""
 
     offset: int
-    tokens: tuple[OutputToken, ...]
+    message: ChunkMessage  # the log entry
+
+    @property
+    def num_tokens(self) -> int:
+        """At least one."""
+        return len(self.message.token_ids)
 
     @property
     def end(self) -> int:
         """Offset after the last token."""
-        return self.offset + len(self.tokens)
-
-    def to_message(self) -> ChunkMessage:
-        """Return the log entry."""
-        return ChunkMessage(
-            token_ids=tuple(token.token_id for token in self.tokens),
-            pieces=tuple(token.piece for token in self.tokens),
-            logprobs=_logprobs(self.tokens),
-        )
+        return self.offset + self.num_tokens
 
 
 class Outbox:
-    """Touched on the event loop only."""
+    """Touched on the event loop only; columns, not an object a token, as it is met at every one."""
 
     def __init__(
-        self, policy: EmitPolicy, *, attached: bool, emitted: Iterable[OutputToken] = ()
+        self, policy: EmitPolicy, *, attached: bool, emitted: Iterable[ChunkMessage] = ()
     ) -> None:
-        self._tokens = list(emitted)
-        self.num_inherited = len(self._tokens)  # of earlier epochs
+        self._token_ids: list[int] = []
+        self._pieces: list[str] = []  # text that each token added
+        self._logprobs: dict[int, TokenLogprob] = {}  # by offset, if the request asked for them
+        for chunk in emitted:
+            self._logprobs.update(enumerate(chunk.logprobs or (), len(self._token_ids)))
+            self._token_ids += chunk.token_ids
+            self._pieces += chunk.pieces
+        self.num_inherited = len(self._token_ids)  # of earlier epochs
         self._oldest_unsent_at: float | None = None
         self._interval_s = policy.interval_s if attached else policy.unattended_interval_s
         self._max_tokens = policy.max_tokens if attached else policy.unattended_max_tokens
@@ -80,72 +73,68 @@ class Outbox:
     @property
     def num_tokens(self) -> int:
         """All output tokens, those of earlier epochs counted."""
-        return len(self._tokens)
+        return len(self._token_ids)
 
     @property
     def num_new_tokens(self) -> int:
         """Output tokens of this epoch."""
-        return len(self._tokens) - self.num_inherited
+        return len(self._token_ids) - self.num_inherited
 
     @property
     def num_unacknowledged(self) -> int:
         """Tokens that exist nowhere but here."""
-        return len(self._tokens) - self.num_acknowledged
+        return len(self._token_ids) - self.num_acknowledged
 
-    def append(self, token: OutputToken, now: float) -> None:
-        """Take the next token."""
-        self._tokens.append(token)
+    def append(
+        self, token_id: int, piece: str, now: float, logprob: TokenLogprob | None = None
+    ) -> None:
+        """Take the next token with the text that it added: none while a character is incomplete."""
+        if logprob is not None:
+            self._logprobs[len(self._token_ids)] = logprob
+        self._token_ids.append(token_id)
+        self._pieces.append(piece)
         if self._oldest_unsent_at is None:
             self._oldest_unsent_at = now
 
-    def due_at(self) -> float | None:
-        """Return the monotonic second at which the next flush is due; None with nothing to send."""
-        if self._oldest_unsent_at is None:
+    def due_at(self, next_step_at: float | None = None) -> float | None:
+        """Return the monotonic second at which the next flush is due; None with nothing to send.
+
+        Tokens do not wait where no others will have come by then: with an engine whose next step
+        ends later (``next_step_at``, if anybody knows), they go out as they come.
+        """
+        oldest_at = self._oldest_unsent_at
+        if oldest_at is None:
             return None
         is_first = self._hurries_first and self.num_acknowledged == self.num_inherited
         if is_first or self.num_unacknowledged >= self._max_tokens:
-            return self._oldest_unsent_at
-        return self._oldest_unsent_at + self._interval_s
+            return oldest_at
+        due_at = oldest_at + self._interval_s
+        return due_at if next_step_at is None or next_step_at < due_at else oldest_at
 
     def next_slice(self) -> Slice | None:
         """Return what to send now, the slice of an unanswered emit first; None for nothing."""
-        if self.num_unacknowledged == 0:
+        start, num_tokens = self.num_acknowledged, len(self._token_ids)
+        if start == num_tokens:
             return None
-        if self.num_sent <= self.num_acknowledged:
-            self.num_sent = min(len(self._tokens), self.num_acknowledged + MAX_SLICE_TOKENS)
-        return Slice(
-            self.num_acknowledged, tuple(self._tokens[self.num_acknowledged : self.num_sent])
-        )
+        if self.num_sent <= start:
+            self.num_sent = min(num_tokens, start + MAX_SLICE_TOKENS)
+        stop = self.num_sent
+        token_ids, pieces = tuple(self._token_ids[start:stop]), tuple(self._pieces[start:stop])
+        logprobs = self._logprobs_of(start, stop) if self._logprobs else None
+        return Slice(start, ChunkMessage(token_ids, pieces, logprobs))
 
     def settle(self, num_tokens: int, now: float) -> bool:
         """Take Redis's word for how many tokens the log holds, more or fewer than was thought.
 
         Returns False when it holds more than were ever made here: then somebody else wrote them.
         """
-        if num_tokens > len(self._tokens):
+        if num_tokens > len(self._token_ids):
             return False
         self.num_acknowledged = self.num_sent = num_tokens
         self._oldest_unsent_at = now if self.num_unacknowledged else None
         return True
 
-
-def from_chunks(chunks: Sequence[ChunkMessage]) -> list[OutputToken]:
-    """Return the tokens of log entries, one by one."""
-    return [
-        OutputToken(token_id, piece, chunk.logprobs[index] if chunk.logprobs else None)
-        for chunk in chunks
-        for index, (token_id, piece) in enumerate(zip(chunk.token_ids, chunk.pieces, strict=True))
-    ]
-
-
-def output_token(token: SampledToken, piece: str) -> OutputToken:
-    """Return the engine's token with the text that it added."""
-    if token.logprob is None:
-        return OutputToken(token.token_id, piece)
-    logprob = TokenLogprob(token.token_id, token.logprob, token.top_logprobs)
-    return OutputToken(token.token_id, piece, logprob)
-
-
-def _logprobs(tokens: Sequence[OutputToken]) -> tuple[TokenLogprob, ...] | None:
-    given = tuple(token.logprob for token in tokens if token.logprob is not None)
-    return given if len(given) == len(tokens) else None
+    def _logprobs_of(self, start: int, stop: int) -> tuple[TokenLogprob, ...] | None:
+        known = [self._logprobs.get(offset) for offset in range(start, stop)]
+        told = tuple(logprob for logprob in known if logprob is not None)
+        return told if len(told) == stop - start else None

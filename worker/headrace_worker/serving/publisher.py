@@ -47,6 +47,11 @@ class Publisher:
         self._clock = clock
         self._one_flush = asyncio.Lock()
         self._news = asyncio.Event()
+        self._next_step_at: float | None = None  # monotonic second, as far as anybody can know
+
+    def stepped(self, step_s: float) -> None:
+        """Say that the engine has done a step; the next one probably takes as long."""
+        self._next_step_at = self._clock() + step_s
 
     def notify(self) -> None:
         """Say that the ledger has changed."""
@@ -65,7 +70,7 @@ class Publisher:
 
     async def flush_everything(self) -> None:
         """Send all tokens and all ends that are decided; raises TransportError."""
-        while any(_due_at(request) is not None for request in self._ledger.requests):
+        while any(self._due_at(request) is not None for request in self._ledger.requests):
             await self.flush(until=float("inf"))
 
     async def flush(self, until: float) -> None:
@@ -86,7 +91,7 @@ class Publisher:
         due = [
             (request, piece)
             for request in self._ledger.requests
-            if _is_due(request, until) and (piece := request.outbox.next_slice()) is not None
+            if self._is_due(request, until) and (piece := request.outbox.next_slice()) is not None
         ]
         if not due:
             return
@@ -110,7 +115,7 @@ class Publisher:
     async def _wait_until_due(self) -> None:
         while True:
             self._news.clear()
-            times = [at for r in self._ledger.requests if (at := _due_at(r)) is not None]
+            times = [at for r in self._ledger.requests if (at := self._due_at(r)) is not None]
             wait_s = min(times) - self._clock() if times else None
             if wait_s is not None and wait_s <= 0:
                 return
@@ -120,16 +125,14 @@ class Publisher:
             except TimeoutError:
                 return
 
+    def _due_at(self, request: InFlight) -> float | None:
+        if request.phase is Phase.ENDING:
+            return request.ended_at
+        return request.outbox.due_at(self._next_step_at)
 
-def _due_at(request: InFlight) -> float | None:
-    if request.phase is Phase.ENDING:
-        return request.ended_at
-    return request.outbox.due_at()
-
-
-def _is_due(request: InFlight, until: float) -> bool:
-    due_at = _due_at(request)
-    return due_at is not None and due_at <= until
+    def _is_due(self, request: InFlight, until: float) -> bool:
+        due_at = self._due_at(request)
+        return due_at is not None and due_at <= until
 
 
 def _item(request: InFlight, piece: Slice) -> EmitItem:
@@ -139,6 +142,6 @@ def _item(request: InFlight, piece: Slice) -> EmitItem:
         request_id=grant.request_id,
         epoch=grant.epoch,
         offset=piece.offset,
-        num_tokens=len(piece.tokens),
-        entry=encode_chunk(piece.to_message()),
+        num_tokens=piece.num_tokens,
+        entry=encode_chunk(piece.message),
     )

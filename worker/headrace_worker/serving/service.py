@@ -137,6 +137,7 @@ class Service:
             self._ledger.engine_finished(failure.seq_id, _failed(failure))
         self._ledger.end_overdue()
         self._report.stepped(outcome)
+        self._publisher.stepped(outcome.step_s)
         self._publisher.notify()
         self._claiming.notify()
 
