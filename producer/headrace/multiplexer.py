@@ -49,11 +49,11 @@ class Inbox:
 
     async def wait(self, timeout_s: float) -> None:
         """Return when something happened, or after the time."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._news.set)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            return
+            await self._news.wait()
+        finally:
+            timer.cancel()
         self._news.clear()
 
     def feed(self, log: LogAssembly, entries: Entries) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import get_args
 
 import msgpack
@@ -79,6 +80,14 @@ def test_a_message_survives_the_channel_unchanged(message: Message) -> None:
     (decoded,) = FrameDecoder().feed(encode_frame(message))
     assert decoded == message
     assert repr(decoded) == repr(message)
+
+
+def test_a_step_without_scores_is_a_row_of_numbers() -> None:
+    """A token then takes a few bytes, and comes out as it went in."""
+    outcome = replace(OUTCOME, tokens=tuple(SampledToken(n, 40_000 + n) for n in range(64)))
+    frame = encode_frame(outcome)
+    assert FrameDecoder().feed(frame) == [outcome]
+    assert len(frame) < 64 * 5 + 150
 
 
 def test_every_message_of_the_contract_has_an_example_here() -> None:

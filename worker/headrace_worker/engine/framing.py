@@ -48,6 +48,7 @@ _CODES: dict[type, int] = {
     orders.RunForward: 49,
     orders.RunLogits: 50,
 }
+_PLAIN_TOKENS = 40  # a tuple of tokens without scores, as their numbers in a row
 _CLASSES = {code: cls for cls, code in _CODES.items()}
 _ENUMS = (messages.SequenceFinish, Reserve)
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in _CODES if cls not in _ENUMS}
@@ -98,7 +99,7 @@ def _decode_body(body: bytes) -> Message:
 def _to_ext(value: Any) -> Any:
     cls = type(value)
     if cls is tuple:
-        return list(value)
+        return _plain_tokens(value) or list(value)
     if cls in _ENUMS:
         return msgpack.ExtType(_CODES[cls], value.value.encode())
     if cls not in _FIELDS:
@@ -107,7 +108,20 @@ def _to_ext(value: Any) -> Any:
     return msgpack.ExtType(_CODES[cls], msgpack.packb(values, default=_to_ext, strict_types=True))
 
 
+def _plain_tokens(values: tuple[Any, ...]) -> msgpack.ExtType | None:
+    """Pack a step's tokens, of which most traffic consists, without a tag for each."""
+    row: list[int] = []
+    for value in values:
+        if type(value) is not messages.SampledToken or value.logprob is not None:
+            return None
+        row += (value.seq_id, value.token_id)
+    return msgpack.ExtType(_PLAIN_TOKENS, msgpack.packb(row)) if row else None
+
+
 def _from_ext(code: int, data: bytes) -> Any:
+    if code == _PLAIN_TOKENS:
+        row = _unpack(data)
+        return tuple(map(messages.SampledToken, row[::2], row[1::2]))
     cls = _CLASSES.get(code)
     if cls is None:
         raise ValueError(f"unknown tag {code} in a frame")

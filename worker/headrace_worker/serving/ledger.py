@@ -81,7 +81,7 @@ class Ledger:
     @property
     def num_unacknowledged(self) -> int:
         """Tokens that exist only in this process."""
-        return sum(request.outbox.num_unacknowledged for request in self._requests.values())
+        return sum([request.outbox.num_unacknowledged for request in self._requests.values()])
 
     def claim(self, grant: Grant) -> InFlight | None:
         """Enter a grant; None for one that is here already, told again after a lost reply."""

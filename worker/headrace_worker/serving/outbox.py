@@ -69,6 +69,7 @@ class Outbox:
         self._hurries_first = attached
         self.num_acknowledged = self.num_inherited
         self.num_sent = self.num_inherited
+        self.num_unacknowledged = 0  # tokens that exist nowhere but here
 
     @property
     def num_tokens(self) -> int:
@@ -80,11 +81,6 @@ class Outbox:
         """Output tokens of this epoch."""
         return len(self._token_ids) - self.num_inherited
 
-    @property
-    def num_unacknowledged(self) -> int:
-        """Tokens that exist nowhere but here."""
-        return len(self._token_ids) - self.num_acknowledged
-
     def append(
         self, token_id: int, piece: str, now: float, logprob: TokenLogprob | None = None
     ) -> None:
@@ -93,6 +89,7 @@ class Outbox:
             self._logprobs[len(self._token_ids)] = logprob
         self._token_ids.append(token_id)
         self._pieces.append(piece)
+        self.num_unacknowledged += 1
         if self._oldest_unsent_at is None:
             self._oldest_unsent_at = now
 
@@ -131,6 +128,7 @@ class Outbox:
         if num_tokens > len(self._token_ids):
             return False
         self.num_acknowledged = self.num_sent = num_tokens
+        self.num_unacknowledged = len(self._token_ids) - num_tokens
         self._oldest_unsent_at = now if self.num_unacknowledged else None
         return True
 
