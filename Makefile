@@ -25,7 +25,7 @@ TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=fa
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model kernels demo test test-redis test-long equivalence chaos mutants check format bench bench-peers bench-report clean
+.PHONY: help setup model kernels demo test test-redis test-gpu test-long equivalence chaos mutants check format bench bench-peers bench-gpu bench-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -61,6 +61,9 @@ test-redis: model ## run the tests that need a server, on Valkey and on an insta
 equivalence: $(STAMP) ## print model family × option: ids compared, identical, near-ties, differences
 	$(TEST_ENV) $(BIN)/python -m tests.equivalence.report
 
+test-gpu: $(STAMP) ## check attention, kernels and tokens on the GPU of this machine
+	$(BIN)/python -m benchmarks.gpu --only attention,rows,tokens --output build/bench/gpu-test.json
+
 test-long: model ## schedules for MINUTES (10), whole matrix, SmolLM2; LONG_ARGS="--part schedules"
 	$(TEST_ENV) $(BIN)/python -m tests.equivalence.long --minutes $(MINUTES) $(LONG_ARGS)
 
@@ -85,6 +88,9 @@ bench: model ## measure all of it, 20 minutes on an idle machine; BENCH_ARGS="--
 
 bench-peers: model ## measure against vLLM, OpenVINO and transformers; installs them first
 	$(BIN)/python -m benchmarks.compare $(PEER_ARGS)
+
+bench-gpu: $(STAMP) ## check and measure the GPU of this machine, under 4 minutes; GPU_ARGS="--only limits,decode"
+	$(BIN)/python -m benchmarks.gpu $(GPU_ARGS)
 
 bench-report: $(STAMP) ## write what was measured into docs/performance.md, and draw the plots
 	$(BIN)/python -m benchmarks.report

@@ -30,7 +30,7 @@ import torch
 from benchmarks.gpu_parts.parts import all_parts
 from benchmarks.gpu_parts.setup import Setup
 from benchmarks.gpu_parts.supervise import run_all
-from benchmarks.gpu_parts.table import gpu_rows
+from benchmarks.gpu_parts.table import failures, gpu_rows
 from benchmarks.machine import Machine
 from benchmarks.store import FOLDER
 from benchmarks.tables import HEADINGS, print_table
@@ -40,7 +40,7 @@ _PART_S, _MOST_S = 15.0, 210.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts, write what they found; return 0, 1 where a part failed, or NO_GPU."""
+    """Run the parts, write what they found; return 0, 1 for failures or wrong answers, NO_GPU."""
     options = _parse(argv)
     if obstacle := _obstacle(options.device, is_tiny=options.tiny):
         print(obstacle, file=sys.stderr)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = _measure(names, setup, options.most_seconds)
     _save(options.output, data)
     print_table(HEADINGS, gpu_rows(data))
-    return int(any("error" in part for part in data["parts"].values()))
+    return int(bool(failures(data["parts"])))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

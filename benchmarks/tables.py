@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.figures import gigabytes, milliseconds
+from benchmarks.gpu_parts.table import gpu_rows
 
 Row = Sequence[str]
 HEADINGS = ("what", "figure")
@@ -175,6 +176,7 @@ _ROWS: dict[str, Callable[[dict[str, Any]], list[Row]]] = {
     "num_workers": _by("workers, threads shared out"),
     "queue": _queue,
     "roofline": _roofline,
+    "gpu": gpu_rows,
 }
 
 

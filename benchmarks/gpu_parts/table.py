@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.figures import milliseconds
 
-Row = tuple[str, str]
+Row = Sequence[str]
 Data = dict[str, Any]
 _UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
 Parts = dict[str, Data]
@@ -19,6 +19,19 @@ def gpu_rows(report: Data) -> list[Row]:
     parts: Parts = report["parts"]
     found = [row for name, result in parts.items() for row in _part(name, result, parts)]
     return [*found, ("all of it took", f"{report['seconds']:.0f} s")]
+
+
+def failures(parts: Parts) -> list[str]:
+    """Return the names of the parts that failed, or that found something computed wrongly."""
+    return [name for name, result in parts.items() if "error" in result or _is_wrong(result)]
+
+
+def _is_wrong(result: Data) -> bool:
+    data = result["data"]
+    if "runs" in data:
+        return any(run.get("num_different") != 0 for run in data["runs"])
+    judged = [*data.get("operations", ()), *data.get("cases", ())]
+    return not all(case.get("is_ok", True) for case in judged)
 
 
 def _part(name: str, result: Data, parts: Parts) -> Iterable[Row]:

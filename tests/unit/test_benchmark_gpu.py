@@ -21,7 +21,8 @@ from benchmarks.gpu_parts.models import LARGE, SHAPES, SMALL
 from benchmarks.gpu_parts.packed import lay_out
 from benchmarks.gpu_parts.setup import FULL, TINY, Setup, requests
 from benchmarks.gpu_parts.supervise import run_all
-from benchmarks.gpu_parts.table import gpu_rows
+from benchmarks.gpu_parts.table import failures, gpu_rows
+from benchmarks.report import DOCUMENT, filled
 from headrace_worker.model.config import from_values
 from support.packed import Share, pack
 from support.repository import ROOT
@@ -200,6 +201,27 @@ def test_shares_are_of_the_limits_measured_in_the_same_run() -> None:
     assert table["large step: step of 2 decodes, 9 keys each"] == "10.0 ms, 60 % of the roofline"
     assert table["large step: GPU idle"] == "4.0 %"
     assert table["decode: left out for want of time"].startswith("3 cases")
+
+
+@pytest.mark.parametrize(
+    ("run", "is_failure"),
+    [({"num_different": 0}, False), ({"num_different": 1}, True), ({"failure": "no"}, True)],
+)
+def test_another_token_than_the_reference_is_a_failure(
+    run: dict[str, Any], is_failure: bool
+) -> None:
+    """So is a backend that raises; the exit status says so."""
+    assert bool(failures({"tokens": {"data": {"num_ids": 9, "runs": [run]}}})) is is_failure
+
+
+def test_a_report_goes_into_the_document(tmp_path: Path) -> None:
+    """`make bench-report` writes the table where docs/performance.md has room for it."""
+    output = tmp_path / "gpu.json"
+    told = ["--only", "limits", "--most-seconds", "0", "--output", str(output)]
+    gpu.main(["--device", "cpu", "--tiny", *told])
+    text = filled("<!-- bench:gpu -->\nnot yet\n<!-- /bench:gpu -->", tmp_path)
+    assert "| limits | failed: left out, as the time was up |" in text
+    assert "<!-- bench:gpu -->\n" in DOCUMENT.read_text("utf-8")
 
 
 def test_without_limits_there_are_no_shares() -> None:

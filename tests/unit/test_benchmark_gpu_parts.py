@@ -13,7 +13,7 @@ from benchmarks.gpu_parts import conformance, rows
 from benchmarks.gpu_parts.engine_runs import switches
 from benchmarks.gpu_parts.parts import all_parts, engine_part, run_part
 from benchmarks.gpu_parts.setup import Setup
-from benchmarks.gpu_parts.table import gpu_rows
+from benchmarks.gpu_parts.table import failures, gpu_rows
 from headrace_worker.attention.cpu import CpuBackend
 from headrace_worker.model.triton_row_ops import TritonRowOps
 
@@ -45,6 +45,7 @@ def test_backends_and_kernels_are_right(results: dict[str, Any]) -> None:
     assert attention["num_left_out"] == 0
     assert all(case["is_ok"] for case in attention["cases"] + results["rows"]["data"]["operations"])
     assert all(run["num_different"] == 0 for run in results["tokens"]["data"]["runs"])
+    assert failures(results) == []
 
 
 def test_every_combination_of_switches_runs_the_same_requests(results: dict[str, Any]) -> None:
@@ -86,6 +87,7 @@ def test_a_backend_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "wrong: groups of 2, bfloat16 (1.0e-01)" in table["attention: off against reference"]
     assert "OSError: no such kernel" in table["attention: broken against reference"]
     assert "wrong" not in table["attention: cpu against reference"]
+    assert failures({"attention": result}) == ["attention"]
 
 
 def test_a_row_kernel_that_is_wrong_is_named(
@@ -104,3 +106,4 @@ def test_a_row_kernel_that_is_wrong_is_named(
     assert shown.startswith("4 of 6 right")
     assert "wrong: norm (" in shown
     assert "norm of heads (" in shown
+    assert failures({"rows": result}) == ["rows"]
