@@ -10,6 +10,7 @@ import pytest
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.messages import AddSequence
+from headrace_worker.engine.one_ahead import OneAheadEngine
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model.families import FAMILIES
 from support.oracle import Answers, request, run
@@ -77,6 +78,16 @@ def test_preempted_requests_give_the_same_ids(llama: Path) -> None:
         answers = answers_of(engine, *requests())
     assert answers.num_preemptions >= 1
     assert answers.tokens == alone.tokens
+
+
+def test_steps_launched_one_ahead_give_the_same_ids(llama: Path) -> None:
+    """The last token of a sequence is put into the batch before the other rank gets it."""
+    commands = [*requests()[:2], *requests(**DRAWN)[2:]]
+    alone = answers_of(load_engine(settings_for(llama))[0], *commands)
+    ahead = settings_for(llama, one_ahead=True, max_num_batched_tokens=16)
+    with cut_engine(ahead, 2) as (engine, _):
+        assert isinstance(engine, OneAheadEngine)
+        assert answers_of(engine, *commands).tokens == alone.tokens
 
 
 def test_a_cached_prefix_gives_the_same_ids(llama: Path) -> None:
