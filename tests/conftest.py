@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -17,6 +18,10 @@ from support.servers import KINDS, Server, binary_of
 
 # Read when Triton is imported: its kernels then run on the CPU, and need no GPU and no driver.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# In a shell's background Ctrl-C is ignored, also by every command that a test would interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine an example takes longer than Hypothesis allows it: a fifth of a second.
 hypothesis.settings.register_profile(

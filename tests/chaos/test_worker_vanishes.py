@@ -147,8 +147,8 @@ def test_many_skewed_requests_survive_changing_workers(
 ) -> None:
     """Workers come and go, killed, frozen or told to leave; all streams are exact."""
     asked = skewed(150, longest=60)
+    workers = [farm.ready(engine=("--step-s", "0.02")) for _ in range(3)]
     enqueue(driver, *asked)
-    workers = [farm.ready(engine=("--step-s", "0.004")) for _ in range(3)]
     wait_until_some_tokens(driver, asked[0], 1)
     disturb(workers)
     farm.ready()

@@ -82,6 +82,7 @@ def freeze_workers(stand: Stand) -> None:
     for _ in range(2):
         stand.start_worker()
     stand.until(lambda: ghost.is_stale)
+    ghost.write()  # at once, while others run what it held: later it might all have ended
     with stand.load(asked):
         for tokens in kill_points(stand, asked):
             ghost.write()

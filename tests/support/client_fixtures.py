@@ -13,7 +13,7 @@ from headrace.types import Timeout
 from support.any_client import FLAVOURS, AnyClient
 from support.queue_driver import TENANT
 
-QUICK = Timeout(first_chunk=40.0, between_chunks=40.0, total=60.0, redis=5.0)
+QUICK = Timeout(first_chunk=100.0, between_chunks=100.0, total=110.0, redis=5.0)
 """Long enough for a busy machine, short enough for a broken test."""
 
 Connect = Callable[..., AnyClient]
