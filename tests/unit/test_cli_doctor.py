@@ -185,6 +185,23 @@ def test_what_computes_rows_is_told(
     assert found["detail"].startswith(wanted)
 
 
+@pytest.mark.parametrize(
+    ("size", "ok", "detail"),
+    [
+        ("2", True, "2, on cpu, cpu"),
+        ("3", False, "tensor_parallel_size 3 does not divide 4 attention heads"),
+    ],
+)
+def test_ranks_that_a_model_cannot_be_cut_over_are_bad(
+    size: str, ok: bool, detail: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they would run is told, and nothing at all of a single one."""
+    options = ("--model", str(make_tiny_llama(tmp_path / "tiny")), "--device", "cpu")
+    found = look(capsys, *options, "--tensor-parallel-size", size)["ranks"]
+    assert (found["ok"], found["detail"]) == (ok, detail)
+    assert "ranks" not in look(capsys, *options)
+
+
 def test_a_device_that_is_not_there_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
     """The finding names the device, and no backend is looked for."""
     found = look(capsys, "--model", "nothing", "--device", "cuda:77")

@@ -64,9 +64,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_has_the_gpu_of_its_number() -> None:
     """Where they are found and where they are asked for; on a CPU all share it."""
     for name in ("auto", "cuda"):
-        settings = settings_for("m", 2, device=name)
-        assert [str(rank_device(settings, rank)) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
-    assert str(rank_device(settings_for("m", 2), 1)) == "cpu"
+        assert [str(rank_device(name, rank, 2)) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert str(rank_device("cpu", 1, 2)) == "cpu"
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -80,4 +79,4 @@ def test_each_rank_has_the_gpu_of_its_number() -> None:
 def test_more_ranks_than_gpus_are_refused(size: int, device: str, reason: str) -> None:
     """By both numbers, or by the device that was named."""
     with pytest.raises(SettingsError, match=reason):
-        rank_device(settings_for("m", size, device=device), 0)
+        rank_device(device, 0, size)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Finding:
     """One thing that was looked at."""
 
-    name: str  # what: device, backend, row ops, model
+    name: str  # what: device, backend, row ops, model, ranks
     ok: bool | None  # None: it cannot be told here
     detail: str  # what was found
     mend: str = ""  # what to do when it is not ok
@@ -49,9 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention-backend")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     options = parser.parse_args(arguments)
     finding, model = _look_at_model(options.model)
     findings = [*_look_at_device(options, model), finding]
+    if options.tensor_parallel_size > 1 and model is not None:
+        findings.append(_look_at_ranks(options))
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
     return 0
 
@@ -190,6 +193,22 @@ def _describe_external(hf_config: Any) -> _Model:
     )
     sizes = hf_config.hidden_size // hf_config.num_attention_heads
     return _Model(shape, getattr(hf_config, "head_dim", None) or sizes, is_native=False)
+
+
+def _look_at_ranks(options: argparse.Namespace) -> Finding:
+    """Say where the ranks of the model would run, or why it cannot be cut over so many."""
+    from headrace_worker.engine.errors import SettingsError
+    from headrace_worker.engine.parallel import rank_device
+    from headrace_worker.model.errors import ModelLoadError
+    from headrace_worker.model.loading import check_ranks
+
+    size = options.tensor_parallel_size
+    try:
+        check_ranks(resolve(options.model), "auto", size)
+        devices = [str(rank_device(options.device, rank, size)) for rank in range(size)]
+    except (ModelLoadError, SettingsError) as error:
+        return Finding("ranks", False, str(error), "give another --tensor-parallel-size")
+    return Finding("ranks", True, f"{size}, on {', '.join(devices)}")
 
 
 def _size_of(path: Path) -> int:

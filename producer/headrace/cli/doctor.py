@@ -54,6 +54,9 @@ def doctor(
     attention_backend: Annotated[
         str | None, options.option("--attention-backend", "Judge this one; otherwise the best.")
     ] = None,
+    tensor_parallel_size: Annotated[
+        int, options.option("--tensor-parallel-size", "GPUs that the model is cut over.", min=1)
+    ] = 1,
 ) -> None:
     """Check the server, its settings, the queue's functions, the workers, the device and the model.
 
@@ -63,6 +66,7 @@ def doctor(
         flags = ["--model", model, "--device", device, "--dtype", dtype]
         if attention_backend is not None:
             flags += ["--attention-backend", attention_backend]
+        flags += ["--tensor-parallel-size", str(tensor_parallel_size)]
         raise typer.Exit(run(_examine(place, flags)))
 
 

@@ -44,7 +44,7 @@ def load_leading(
     group = RankGroup(on_loss)
     cleanup.callback(group.stop)
     group.start(size)
-    device = rank_device(settings, 0)
+    device = rank_device(settings.device, 0, size)
     check_ranks(settings.model, settings.model_impl, size)
     with listen() as listener:
         port = listener.getsockname()[1]
@@ -59,7 +59,7 @@ def load_following(join: JoinRanks) -> FollowingDecoder:
     """Meet the others and load this rank's part; raises EngineRefused as the first one would."""
     settings = join.settings
     try:
-        device = rank_device(settings, join.rank)
+        device = rank_device(settings.device, join.rank, join.size)
         ranks = meet(join.rank, join.size, join.port, device)
         _share_threads(settings, device)
         engine, _ = load_engine(settings, ranks)
@@ -71,18 +71,17 @@ def load_following(join: JoinRanks) -> FollowingDecoder:
     return FollowingDecoder(runner.decoder, runner.backend, ranks)
 
 
-def rank_device(settings: EngineSettings, rank: int) -> torch.device:
+def rank_device(name: str, rank: int, size: int) -> torch.device:
     """Return a rank's device: the GPU of its number, or the CPU that all share.
 
     Raises SettingsError where there are fewer GPUs than ranks, or one of them was named.
     """
-    size = settings.tensor_parallel_size
-    device = choose_device(settings.device)
+    device = choose_device(name)
     if device.type != "cuda":
         return device
     if device.index is not None:
         raise SettingsError(
-            f"device {settings.device!r} is one GPU, and tensor_parallel_size {size} takes cuda:0"
+            f"device {name!r} is one GPU, and tensor_parallel_size {size} takes cuda:0"
             f" to cuda:{size - 1}; CUDA_VISIBLE_DEVICES says which these are"
         )
     if size > torch.cuda.device_count():
