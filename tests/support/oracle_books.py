@@ -15,7 +15,8 @@ def check_outcome(outcome: StepOutcome, limits: Limits) -> None:
     assert outcome.num_running <= limits.max_num_seqs
     assert outcome.num_scheduled_seqs <= limits.max_num_seqs
     assert 0 <= outcome.free_blocks <= outcome.num_blocks == limits.num_blocks
-    assert not (outcome.preempted and limits.reserve is Reserve.WORST)
+    may_give_way = limits.reserve is not Reserve.WORST or not limits.is_fast  # for memory
+    assert may_give_way or not outcome.preempted
 
 
 def check_books(engine: Engine) -> None:

@@ -45,6 +45,7 @@ class Tally:
     displacements: int = 0  # of these, for a sooner priority
     takeovers: int = 0
     aborts: int = 0  # of sequences that were not over
+    shortages: int = 0  # steps that were to find no memory
     breakdowns: int = 0  # of one sequence: a poisoned row, or a step that names it
 
     def __str__(self) -> str:

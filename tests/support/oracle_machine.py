@@ -111,6 +111,12 @@ class EngineMachine(RuleBasedStateMachine):
         """A step fails for one sequence."""
         self.play.fail_a_step(which, is_late)
 
+    @rule()
+    @precondition(lambda self: self.play.num_ids > 0)
+    def run_out_of_memory(self) -> None:
+        """A step finds no memory."""
+        self.play.run_out_of_memory()
+
     @rule(count=st.integers(1, 12))
     @precondition(lambda self: self.play.num_ids > 0)
     def steps(self, count: int) -> None:

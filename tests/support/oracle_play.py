@@ -77,6 +77,13 @@ class Play:
             self.decoder.break_for(running[which % len(running)], is_late)
         self.step()
 
+    def run_out_of_memory(self) -> None:
+        """The device finds no memory for the next step, and then does again."""
+        if not self.limits.is_fast:
+            self.decoder.run_out()
+            self.tally.shortages += 1
+        self.step()
+
     def step(self) -> None:
         """The engine does one step, if it has anything to do."""
         if not self.engine.has_work:
@@ -90,7 +97,8 @@ class Play:
         self.witness.take(outcome, self.decoder.mend())
         check_outcome(outcome, self.limits)
         told = {token.seq_id for token in outcome.tokens}
-        self._check_places((self._running() | told) - before, outcome.preempted)
+        if not self.decoder.ran_out():
+            self._check_places((self._running() | told) - before, outcome.preempted)
         check_books(self.engine)
         is_idle = not (outcome.num_scheduled_tokens or is_landing)
         assert not (is_idle and has_sequences), "a step computed nothing"
@@ -118,6 +126,7 @@ class Play:
     def _most_steps(self) -> int:
         """A step computes a token at least, and a sequence is computed three times at most.
 
+        Where memory runs out, that is once more for some.
         One ahead, every other step may find no room, and wait for the one in flight.
         """
         scheduler = self.engine.scheduler
@@ -125,7 +134,7 @@ class Play:
             seq.num_tokens + seq.remaining_output_tokens(self.limits.context)
             for seq in (*scheduler.running, *scheduler.waiting)
         ]
-        return (6 if self.limits.is_ahead else 3) * sum(tokens) + 2
+        return (8 if self.limits.is_ahead else 4) * sum(tokens) + 10
 
     def _pick(self, which: int) -> int:
         return 1 + which % self.num_ids
@@ -136,11 +145,22 @@ class BreakableDecoder(OracleDecoder):
 
     _victim: Sequence | None = None
     _is_late = False
+    _has_no_memory = False
+    _found_no_memory = False
     _named: int | None = None  # by a forward that failed
 
     def break_for(self, seq: Sequence, is_late: bool) -> None:
         """Let the next forward fail, before or after it wrote into the cache, if it is for this."""
         self._victim, self._is_late = seq, is_late
+
+    def run_out(self) -> None:
+        """Let the next forward of more than one token find no memory, halfway through."""
+        self._has_no_memory = True
+
+    def ran_out(self) -> bool:
+        """Whether a forward found no memory since this was asked last."""
+        had_none, self._found_no_memory = self._found_no_memory, False
+        return had_none
 
     def mend(self) -> int | None:
         """Go on without a fault; return whom the last forward named, if it failed."""
@@ -148,6 +168,10 @@ class BreakableDecoder(OracleDecoder):
         return named
 
     def forward(self, batch: PackedBatch, backend: AttentionBackend) -> torch.Tensor:
+        if self._has_no_memory and batch.num_tokens > 1:
+            self._has_no_memory, self._found_no_memory = False, True
+            super().forward(batch, backend)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if self._victim is None or self._victim.status is not SequenceStatus.RUNNING:
             return super().forward(batch, backend)
         if self._is_late:

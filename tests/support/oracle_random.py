@@ -43,6 +43,7 @@ def _act(play: Play, dice: Random) -> None:
                     lambda: play.take_over(which, dice.randint(1, 20)),
                     lambda: play.fail_a_step(which, dice.random() < 0.5),
                     lambda: play.add_again(which),
+                    play.run_out_of_memory,
                 )
             )()
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ReadOnlyList
-from itertools import chain
 from time import perf_counter
 from typing import TypeVar
 
-from headrace_worker.engine.errors import EngineStepError
+from headrace_worker.engine.errors import EngineStepError, StepTooLarge
 from headrace_worker.engine.grammar_compiler import GrammarCompiler, GrammarRefusal
 from headrace_worker.engine.messages import (
     AddSequence,
@@ -26,6 +25,8 @@ from headrace_worker.engine.running import RowResult, Runner, check_answers
 from headrace_worker.engine.schedule import Schedule, ScheduledSequence
 from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.sequence import Sequence
+from headrace_worker.engine.step_limits import can_be_halved
+from headrace_worker.engine.vocabulary import refuse_unknown_tokens
 
 __all__ = ["Engine", "RowResult", "Runner"]
 
@@ -56,6 +57,9 @@ class Engine:
         self._finished: list[tuple[int, SequenceFinish]] = []  # not reported yet
         self._failed: list[SequenceFailure] = []  # not reported yet
         self._has_freed_blocks = False  # by an abort; not reported yet
+        # A step that found no memory, and what the device said; None: there is none to deal with.
+        self._too_large: tuple[list[ScheduledSequence], StepTooLarge] | None = None
+        self._sent_back: list[Sequence] = []  # for want of memory; not reported yet
         self._bystanders: tuple[int, ...] = ()  # as told last
 
     @property
@@ -73,7 +77,8 @@ class Engine:
         if command.seq_id in self._sequences:
             return
         seq = Sequence(command, arrival=self.adds_seen, arrival_step=self.num_steps)
-        if failure := self._refusal(seq):
+        refused = refuse_unknown_tokens(seq, self._vocab_size)
+        if failure := refused or self.scheduler.admission.refusal(seq):
             self._failed.append(failure)
         elif command.sampling.grammar is not None:
             self._submit_grammar(seq, command.sampling.grammar)
@@ -122,7 +127,9 @@ class Engine:
         results: list[RowResult] | None = []
         if scheduled:
             results = self._attempt(self.runner.execute, scheduled)
-        return self._outcome(schedule, self._commit(scheduled, results), started_s)
+        told = self._commit(scheduled, results)
+        self._make_room(is_alone=True)
+        return self._outcome(schedule, told, started_s)
 
     def _outcome(
         self, schedule: Schedule, results: list[RowResult], started_s: float
@@ -131,6 +138,7 @@ class Engine:
         num_new_tokens = [share.num_new_tokens for share in schedule.scheduled.values()]
         finished, self._finished = self._finished, []
         failed, self._failed = self._failed, []
+        sent_back, self._sent_back = self._sent_back, []
         self._has_freed_blocks = False
         return StepOutcome(
             step=self.num_steps,
@@ -138,7 +146,7 @@ class Engine:
             finished=tuple(finished),
             failed=tuple(failed),
             admitted=tuple((seq.seq_id, seq.num_cached_tokens) for seq in schedule.admitted),
-            preempted=tuple(seq.seq_id for seq in schedule.preempted),
+            preempted=tuple(seq.seq_id for seq in (*schedule.preempted, *sent_back)),
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
             free_blocks=self.scheduler.admission.claimable_blocks(self._sequences.values()),
@@ -190,6 +198,9 @@ class Engine:
         """Have the runner do something with a step; None when the step did not happen."""
         try:
             return run(scheduled)
+        except StepTooLarge as error:
+            self._too_large = (scheduled, error)
+            return None
         except EngineStepError as error:
             if len(error.sequence_ids) != 1:
                 raise
@@ -197,6 +208,21 @@ class Engine:
             return None
         except Exception as error:  # the step boundary: whatever it is, say who was in the batch
             raise self._breakdown(error, [share.seq for share in scheduled]) from error
+
+    def _make_room(self, *, is_alone: bool) -> None:
+        """After a step that found no memory, make the next smaller; nothing may be in flight.
+
+        One token of one sequence is the smallest there is. It fails, if nothing else was on the
+        device (``is_alone``); else it gets another try.
+        """
+        if self._too_large is None:
+            return
+        (shares, error), self._too_large = self._too_large, None
+        if is_alone and not can_be_halved(shares):
+            message = f"out of memory with one token of this request alone: {error}"
+            self._fail(SequenceFailure(shares[0].seq.seq_id, "engine_failure", message))
+        else:
+            self._sent_back += self.scheduler.shrink(shares)
 
     def _breakdown(self, error: Exception, seqs: Iterable[Sequence]) -> EngineStepError:
         seq_ids = dict.fromkeys(seq.seq_id for seq in seqs)
@@ -265,15 +291,3 @@ class Engine:
         self._failed.append(failure)
         is_poisoned = failure.code == "engine_failure"  # what was computed cannot be trusted
         self.scheduler.remove(self._sequences.pop(failure.seq_id), is_poisoned=is_poisoned)
-
-    def _refusal(self, seq: Sequence) -> SequenceFailure | None:
-        spec = seq.sampling
-        if not all(spec.bad_words):
-            return SequenceFailure(seq.seq_id, "invalid_request", "a bad word has no tokens")
-        biased = (token_id for token_id, _ in spec.logit_bias)
-        token_ids = [*seq.token_ids, *biased, *chain.from_iterable(spec.bad_words)]
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token_id < self._vocab_size:
-                message = f"token id {token_id} is outside the vocabulary of {self._vocab_size}"
-                return SequenceFailure(seq.seq_id, "invalid_request", message)
-        return self.scheduler.admission.refusal(seq)

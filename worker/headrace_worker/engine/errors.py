@@ -11,6 +11,10 @@ class EngineRefused(Exception):
     """The engine does not start, for a reason that was foreseen; the message says all there is."""
 
 
+class StepTooLarge(RuntimeError):
+    """The device has no memory for a step; nothing was committed, and a smaller one may fit."""
+
+
 class EngineStepError(RuntimeError):
     """A step failed; with exactly one sequence id it is that one's fault, and the others go on."""
 

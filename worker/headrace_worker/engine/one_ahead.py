@@ -120,6 +120,7 @@ class OneAheadEngine(Engine):
         self._launch(schedule, before)
         if before:
             results += self._land(before)
+        self._make_room(is_alone=before is None)
         return self._outcome(schedule, results, started_s)
 
     def _land_flight(self) -> list[RowResult]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlyList
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.batch import build_batch
+from headrace_worker.engine.errors import StepTooLarge
 from headrace_worker.engine.launched import ExecutedBatch, LaunchedBatch
 from headrace_worker.engine.prompt_scores import score_prompts
 from headrace_worker.engine.row_failures import (
@@ -20,6 +22,8 @@ from headrace_worker.engine.row_failures import (
 from headrace_worker.engine.running import RowResult
 from headrace_worker.engine.sampler import sample
 from headrace_worker.engine.schedule import ScheduledSequence
+
+T = TypeVar("T")
 
 
 class Decoder(Protocol):
@@ -53,9 +57,39 @@ class ModelRunner:
         self._sampled_vocab_size = sampled_vocab_size  # ids from here on are padding
         self._last: LaunchedBatch | None = None  # whose tokens the next batch may have to read
 
-    @torch.inference_mode()
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
-        """Compute one step; return scores of prompts, then how each share that samples went on."""
+        """Compute one step; return scores of prompts, then how each share that samples went on.
+
+        Raises StepTooLarge when the device has no memory for it.
+        """
+        return self._with_memory(self._execute, scheduled)
+
+    def launch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> LaunchedBatch | ExecutedBatch:
+        """Start one step and do not wait for it, unless it is one that the next has to wait for.
+
+        Raises StepTooLarge when the device has no memory for it.
+        """
+        if any(share.must_land_first for share in scheduled):
+            return ExecutedBatch(self.execute(scheduled))
+        return self._with_memory(self._launch, scheduled)
+
+    def _with_memory(
+        self,
+        run: Callable[[ReadOnlyList[ScheduledSequence]], T],
+        scheduled: ReadOnlyList[ScheduledSequence],
+    ) -> T:
+        try:
+            return run(scheduled)
+        except torch.OutOfMemoryError as error:
+            message = str(error)
+        # Out here nothing of the step is alive: while it is handled, an error keeps its frames, and
+        # they their tensors.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise StepTooLarge(message)
+
+    @torch.inference_mode()
+    def _execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         batch = self._build_batch(scheduled)
         hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
         results: list[RowResult] = []
@@ -68,10 +102,7 @@ class ModelRunner:
         return list(drop_what_follows_a_failure(results))
 
     @torch.inference_mode()
-    def launch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> LaunchedBatch | ExecutedBatch:
-        """Start one step and do not wait for it, unless it is one that the next has to wait for."""
-        if any(share.must_land_first for share in scheduled):
-            return ExecutedBatch(self.execute(scheduled))
+    def _launch(self, scheduled: ReadOnlyList[ScheduledSequence]) -> LaunchedBatch:
         batch = self._build_batch(scheduled)
         hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
         sampling = [share.seq for share in scheduled if share.samples]

@@ -23,8 +23,8 @@ class Runner(Protocol):
         nothing else.
 
         Raises EngineStepError naming one sequence when only that one cannot be computed: nothing
-        was committed, and the others run again in the next step. Anything else it raises means that
-        the engine is broken.
+        was committed, and the others run again in the next step. Raises StepTooLarge when there is
+        no memory for it. Anything else it raises means that the engine is broken.
         """
         ...
 

@@ -16,6 +16,7 @@ from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool, block_digest, root_digest
 from headrace_worker.engine.schedule import Schedule, ScheduledSequence
 from headrace_worker.engine.sequence import Sequence, SequenceStatus
+from headrace_worker.engine.step_limits import StepLimits
 
 __all__ = ["Schedule", "ScheduledSequence", "Scheduler"]
 
@@ -40,8 +41,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission
         # Blocks of sequences that are gone, which a step in flight may still write to.
         self.lingering: list[tuple[Sequence, list[int]]] = []
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.limits = StepLimits(max_num_seqs, max_num_batched_tokens)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that ``admission`` did not refuse."""
@@ -63,7 +63,7 @@ class Scheduler:
         leaves, so a long prompt of later priority does not hold it up. While a step is in flight
         nobody gives way: what would need it has no share, and the next step waits for this one.
         """
-        step = Schedule(self._max_num_batched_tokens)
+        step = Schedule(self.limits.num_tokens)
         if in_flight is not None:
             step.is_ahead = True
             step.fills_in_flight = frozenset(chain.from_iterable(in_flight.fills.values()))
@@ -83,6 +83,8 @@ class Scheduler:
         for share in scheduled:
             share.seq.num_computed_tokens += share.num_new_tokens
             self._register_full_blocks(share.seq, share.seq.num_computed_tokens)
+        if self.limits.is_reduced:
+            self.limits.note_good_step()
 
     def take_off(self, scheduled: Iterable[ScheduledSequence]) -> None:
         """Record that these shares are being computed: from now on their step is in flight."""
@@ -100,6 +102,8 @@ class Scheduler:
             seq.num_steps_in_flight -= 1
             if num_computed_tokens is not None:
                 self._register_full_blocks(seq, num_computed_tokens)
+        if self.limits.is_reduced:
+            self.limits.note_good_step()
         lingering, self.lingering = self.lingering, []
         for seq, blocks in lingering:
             self._give_back(seq, blocks)
@@ -116,6 +120,19 @@ class Scheduler:
         """Take a running sequence out and free its blocks; ``add`` lets it come again."""
         self.running.remove(seq)
         self.pool.release(seq.preempt())
+
+    def shrink(self, too_large: list[ScheduledSequence]) -> list[Sequence]:
+        """Make the next steps half of one that found no memory; return who has to wait again.
+
+        Nothing may be in flight.
+        """
+        self.limits.halve(too_large)
+        sent_back = sorted(self.running, key=_rank)[self.limits.num_seqs :]
+        for seq in sent_back:
+            self.running.remove(seq)
+            self.pool.release(seq.give_way())
+            self.add(seq)
+        return sent_back
 
     def _give_back(self, seq: Sequence, blocks: list[int]) -> None:
         if seq.num_steps_in_flight:
@@ -151,7 +168,7 @@ class Scheduler:
         while held < len(self.waiting) and step.budget_left and not step.is_held_up:
             seq, ahead = self.waiting[held], [*self.running, *self.waiting[:held]]
             cached_blocks = self._find_cached_blocks(seq)
-            victims = self.admission.displaced(seq, cached_blocks, ahead, self._max_num_seqs)
+            victims = self.admission.displaced(seq, cached_blocks, ahead, self.limits.num_seqs)
             if victims is None:
                 return  # in order: skipping the head would starve long prompts
             if victims and step.is_ahead:
