@@ -41,6 +41,9 @@ TENANT = "acme"
 TOTAL_TOKENS = 1000
 LEASE_MS = 60_000
 
+LogEntry = tuple[str, bytes, bytes]
+"""As read from a token log: id, field, value."""
+
 
 @dataclass(slots=True)
 class QueueDriver:
@@ -213,23 +216,32 @@ class QueueDriver:
         """Clean up once."""
         return self.run(functions.janitor(self.keys, worker_id="w9", count=count))
 
-    def log(self, request_id: str = "r1", tenant: str = TENANT) -> list[tuple[str, bytes, bytes]]:
+    def log(self, request_id: str = "r1", tenant: str = TENANT) -> list[LogEntry]:
         """Return the raw entries of a token log: id, field, value."""
         entries: Any = self.client.xrange(self.keys.token_log(tenant, request_id))
         return [(id.decode(), *next(iter(fields.items()))) for id, fields in entries]
 
     def tokens(self, request_id: str = "r1", tenant: str = TENANT) -> list[int]:
         """Return the token ids in a log."""
-        chunks = [decode_chunk(v) for _, f, v in self.log(request_id, tenant) if f == CHUNK_FIELD]
+        chunks = chunks_in(self.log(request_id, tenant))
         return [token for chunk in chunks for token in chunk.token_ids]
 
     def end(self, request_id: str = "r1", tenant: str = TENANT) -> TerminalMessage:
         """Return the one terminal entry of a log, which must be its last."""
-        entries = self.log(request_id, tenant)
-        ends = [value for _, name, value in entries if name == TERMINAL_FIELD]
-        assert len(ends) == 1, f"{request_id} has {len(ends)} terminal entries"
-        assert entries[-1][1] == TERMINAL_FIELD, f"{request_id} goes on after its end"
-        return decode_terminal(ends[0])
+        return end_in(self.log(request_id, tenant), request_id)
+
+
+def chunks_in(log: Sequence[LogEntry]) -> list[ChunkMessage]:
+    """Return the chunks of a token log that was read."""
+    return [decode_chunk(value) for _, name, value in log if name == CHUNK_FIELD]
+
+
+def end_in(log: Sequence[LogEntry], request_id: str) -> TerminalMessage:
+    """Return the one terminal entry of a log that was read, which must be its last."""
+    ends = [value for _, name, value in log if name == TERMINAL_FIELD]
+    assert len(ends) == 1, f"{request_id} has {len(ends)} terminal entries"
+    assert log[-1][1] == TERMINAL_FIELD, f"{request_id} goes on after its end"
+    return decode_terminal(ends[0])
 
 
 def chunk_of(grant: Grant, offset: int, num_tokens: int) -> EmitItem:

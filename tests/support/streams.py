@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from headrace import functions
 from headrace.functions import EmitItem, Grant
 from headrace.protocol import (
-    CHUNK_FIELD,
     ChunkMessage,
     RequestMessage,
-    decode_chunk,
     encode_chunk,
     encode_request,
 )
 from headrace.sampling import SamplingParams
 from headrace.types import FinishReason
 from headrace_worker.serving.detokenizer import Detokenizer
+from headrace_worker.serving.tokenizer import Tokenizer
 from support.fake_engine import fake_answer
-from support.queue_driver import TENANT, QueueDriver
+from support.queue_driver import TENANT, LogEntry, QueueDriver, chunks_in, end_in
 from support.tokenizers import byte_level_tokenizer
 from support.waiting import PATIENCE_S, eventually
 
@@ -103,22 +103,29 @@ def check_stream(driver: QueueDriver, asked: Asked) -> None:
     Entry ids are the offsets behind each chunk, the text is that of the tokens, and the terminal
     entry agrees.
     """
-    check_answer(driver, asked)
-    offset = 0
-    for entry_id, name, value in driver.log(asked.request_id):
-        if name == CHUNK_FIELD:
-            offset += len(decode_chunk(value).token_ids)
-            assert entry_id == f"{offset}-0", f"{asked.request_id}: {entry_id} ends at {offset}"
-    assert text_of(driver, asked.request_id) == byte_level_tokenizer().decode(asked.answer)
-    usage = driver.end(asked.request_id).usage
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(asked.prompt), offset)
+    log = driver.log(asked.request_id)
+    check_log(log, asked)
+    offset, chunks, end = 0, chunks_in(log), end_in(log, asked.request_id)
+    for (entry_id, *_), chunk in zip(log, chunks, strict=False):  # the end comes after all of them
+        offset += len(chunk.token_ids)
+        assert entry_id == f"{offset}-0", f"{asked.request_id}: {entry_id} ends at {offset}"
+    text = "".join(piece for chunk in chunks for piece in chunk.pieces) + end.text
+    assert text == _tokenizer().decode(asked.answer)
+    assert end.usage is not None
+    used = (end.usage.prompt_tokens, end.usage.completion_tokens)
+    assert used == (len(asked.prompt), offset)
 
 
 def check_answer(driver: QueueDriver, asked: Asked) -> None:
     """Raise AssertionError unless a reader sees each token once and then one end."""
-    assert driver.tokens(asked.request_id) == asked.answer, f"{asked.request_id}: wrong tokens"
-    end = driver.end(asked.request_id)
+    check_log(driver.log(asked.request_id), asked)
+
+
+def check_log(log: Sequence[LogEntry], asked: Asked) -> None:
+    """Do what ``check_answer`` does, for a log that was read."""
+    tokens = [token for chunk in chunks_in(log) for token in chunk.token_ids]
+    assert tokens == asked.answer, f"{asked.request_id}: wrong tokens"
+    end = end_in(log, asked.request_id)
     assert end.finish_reason is FinishReason.LENGTH, f"{asked.request_id}: {end}"
 
 
@@ -133,7 +140,7 @@ def emit_tokens(
     driver: QueueDriver, grant: Grant, tokens: Sequence[int], *, worker_id: str
 ) -> None:
     """Emit what a worker would, in one chunk, for a grant without tokens."""
-    detokenizer = Detokenizer(byte_level_tokenizer().token_bytes)
+    detokenizer = Detokenizer(_tokenizer().token_bytes)
     pieces = tuple(detokenizer.append(token).text for token in tokens)
     entry = encode_chunk(ChunkMessage(tuple(tokens), pieces))
     item = EmitItem(grant.tenant, grant.request_id, grant.epoch, 0, len(tokens), entry)
@@ -142,10 +149,16 @@ def emit_tokens(
 
 def chunks_of(driver: QueueDriver, request_id: str) -> list[ChunkMessage]:
     """Return the chunks of a token log."""
-    return [decode_chunk(value) for _, name, value in driver.log(request_id) if name == CHUNK_FIELD]
+    return chunks_in(driver.log(request_id))
 
 
 def text_of(driver: QueueDriver, request_id: str) -> str:
     """Return the whole text of an ended request."""
     pieces = [piece for chunk in chunks_of(driver, request_id) for piece in chunk.pieces]
     return "".join(pieces) + driver.end(request_id).text
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    """Return what the answers were made with; building it takes longer than to check a stream."""
+    return byte_level_tokenizer()
