@@ -37,8 +37,9 @@ void run(const Call<T>& call, const Task* tasks, int64_t num_tasks) {
       tile.write(sums);
     };
   });
+  if (!is_split) return;
   QueryTile<T> tile(call);
-  for (int64_t i = 0; i < count && is_split; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const Task& task = tasks[i / kv_heads];
     if (task.num_slots == 1 || task.first_part > 0) continue;
     TileSums* sums = &parts[task.slot * kv_heads + i % kv_heads];

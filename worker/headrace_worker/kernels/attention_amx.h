@@ -11,55 +11,92 @@ namespace headrace {
 
 #ifdef HEADRACE_AMX
 
-// Registers 0 to 3 hold sums of Rows x 2 matrices, 4 and 5 left operands, 6 and 7 right ones.
+// Registers 0 to 3 hold four matrices of sums: of 16 or fewer rows (Rows: 1) and 64 columns, or of
+// twice 16 rows (Rows: 2) and 32. Sums that wait for no other keep the unit busy. Register 4 holds a
+// left operand, and 5 that of the second 16 rows; 6 and 7 hold right ones.
 template <int Rows>
-inline void multiply_matrices(const char* left, int64_t left_stride, const char* right,
-                              int64_t right_stride) {
-  _tile_loadd(6, right, right_stride);
-  _tile_loadd(7, right + 64, right_stride);
+constexpr int64_t kSumColumns = 4 / Rows * kMatrixColumns;
+
+// sums += left * right, whose columns lie in two places, 32 side by side; both are used if Rows is 1.
+template <int Rows>
+inline void multiply_matrices(const void* left, int64_t left_stride, const uint32_t* right,
+                              const uint32_t* more_right, int64_t right_stride) {
   _tile_loadd(4, left, left_stride);
+  _tile_loadd(6, right, right_stride);
   _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, right + kMatrixColumns, right_stride);
   _tile_dpbf16ps(1, 4, 7);
-  if constexpr (Rows == 2) {
-    _tile_loadd(5, left + kMatrixRows * left_stride, left_stride);
+  if constexpr (Rows == 1) {
+    _tile_loadd(6, more_right, right_stride);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, more_right + kMatrixColumns, right_stride);
+    _tile_dpbf16ps(3, 4, 7);
+  } else {
+    _tile_loadd(5, static_cast<const char*>(left) + kMatrixRows * left_stride, left_stride);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
 }
 
-template <int Rows>
-inline void load_sums(const float* sums, int64_t stride) {
-  _tile_loadd(0, sums, stride * sizeof(float));
-  _tile_loadd(1, sums + kLanes, stride * sizeof(float));
-  if constexpr (Rows == 2) {
-    _tile_loadd(2, sums + kMatrixRows * stride, stride * sizeof(float));
-    _tile_loadd(3, sums + kMatrixRows * stride + kLanes, stride * sizeof(float));
-  }
+inline void clear_matrices() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
 }
 
-// Scores of 16 or 32 rows (Rows: 1 or 2), whose head size and units are multiples of 32.
+// Where the second two registers belong, `stride` floats a row: below the first two, or beside them.
+template <int Rows>
+inline int64_t offset_of_more(int64_t stride) {
+  return Rows == 1 ? 2 * kMatrixColumns : kMatrixRows * stride;
+}
+
+template <int Rows>
+inline void load_matrices(const float* sums, int64_t stride) {
+  const float* more = sums + offset_of_more<Rows>(stride);
+  _tile_loadd(0, sums, stride * sizeof(float));
+  _tile_loadd(1, sums + kMatrixColumns, stride * sizeof(float));
+  _tile_loadd(2, more, stride * sizeof(float));
+  _tile_loadd(3, more + kMatrixColumns, stride * sizeof(float));
+}
+
+template <int Rows>
+inline void store_matrices(float* sums, int64_t stride) {
+  float* more = sums + offset_of_more<Rows>(stride);
+  _tile_stored(0, sums, stride * sizeof(float));
+  _tile_stored(1, sums + kMatrixColumns, stride * sizeof(float));
+  _tile_stored(2, more, stride * sizeof(float));
+  _tile_stored(3, more + kMatrixColumns, stride * sizeof(float));
+}
+
+// Scores of the rows in use, whose head size and units are multiples of 32. One row of matrices takes
+// two units at once; where the last has no neighbour it is its own, and its second scores are unused.
 template <int Rows>
 void score_matrices(const uint32_t* query, int64_t num_words, const KeyTile& tile, float* scores) {
-  for (int64_t u = 0; u < tile.num_units(); ++u) {
-    clear_sums<Rows>();
+  constexpr int64_t kUnits = 2 / Rows;
+  for (int64_t u = 0; u < tile.num_units(); u += kUnits) {
+    const uint32_t* keys = tile.keys[u];
+    const uint32_t* more_keys = tile.keys[std::min(u + kUnits - 1, tile.num_units() - 1)];
+    clear_matrices();
     for (int64_t w = 0; w < num_words; w += kLanes)
-      multiply_matrices<Rows>(reinterpret_cast<const char*>(query + w), num_words * 4,
-                              reinterpret_cast<const char*>(tile.keys[u] + w * tile.key_stride),
-                              tile.key_stride * 4);
-    store_sums<Rows>(scores + u * tile.unit, kTileKeys);
+      multiply_matrices<Rows>(query + w, num_words * 4, keys + w * tile.key_stride,
+                              more_keys + w * tile.key_stride, tile.key_stride * 4);
+    store_matrices<Rows>(scores + u * tile.unit, kTileKeys);
   }
 }
 
-// sums [16 or 32 rows, head_dim] += weights * values; weights beyond the last key are 0, and the
-// values there finite.
+// sums [rows, head_dim] += weights * values; weights beyond the last key are 0, and the values there
+// finite. One row of matrices takes head sizes that are multiples of 64.
 template <int Rows>
 void weigh_matrices(const uint32_t* weights, const KeyTile& tile, int64_t head_dim, float* sums) {
-  for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
-    load_sums<Rows>(sums + d, head_dim);
-    for (int64_t u = 0; u < tile.num_units(); ++u)
-      multiply_matrices<Rows>(reinterpret_cast<const char*>(weights + u * kLanes), kTileKeys * 2,
-                              reinterpret_cast<const char*>(tile.values[u] + d), head_dim * 4);
-    store_sums<Rows>(sums + d, head_dim);
+  for (int64_t d = 0; d < head_dim; d += kSumColumns<Rows>) {
+    load_matrices<Rows>(sums + d, head_dim);
+    for (int64_t u = 0; u < tile.num_units(); ++u) {
+      const uint32_t* values = tile.values[u] + d;
+      multiply_matrices<Rows>(weights + u * kLanes, kTileKeys * 2, values,
+                              values + 2 * kMatrixColumns, head_dim * 4);
+    }
+    store_matrices<Rows>(sums + d, head_dim);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "attention_amx.h"
@@ -46,19 +47,21 @@ struct TileSums {
   }
 };
 
-// The rows of one task; a thread uses one object for all its tasks, so that memory is taken once.
+// The rows of one task; a thread uses one object for all its tasks, so that memory is taken once and
+// the matrix unit is set up once.
 template <class T>
 class QueryTile {
  public:
-  explicit QueryTile(const Call<T>& call) : call_(call), finder_(call.layer) {}
+  explicit QueryTile(const Call<T>& call) : call_(call), finder_(call.layer) {
+    if (can_use_matrices()) registers_.emplace();
+  }
 
   void start(const Task& task, int64_t kv_head) {
     task_ = task;
     kv_head_ = kv_head;
     num_rows_ = task.num_tokens * call_.group();
-    uses_matrices_ = can_use_matrices();
-    padded_rows_ = uses_matrices_ ? (num_rows_ + kMatrixRows - 1) / kMatrixRows * kMatrixRows
-                                  : num_rows_;
+    num_matrices_ = matrices_of_rows();
+    padded_rows_ = num_matrices_ == 2 ? 2 * kMatrixRows : num_rows_;
     query_.resize(padded_rows_ * call_.layer.head_dim);
     scores_.resize(padded_rows_ * kTileKeys);
     weights_.resize(padded_rows_ * kTileKeys);
@@ -94,12 +97,16 @@ class QueryTile {
   int64_t head_of(int64_t row) const { return kv_head_ * call_.group() + row % call_.group(); }
   int64_t position_of(int64_t row) const { return task_.first_position + row / call_.group(); }
 
-  // Below half a matrix of rows, vectors are as fast.
   bool can_use_matrices() const {
     const KvLayer<T>& layer = call_.layer;
-    return std::is_same_v<T, c10::BFloat16> && num_rows_ > kMatrixRows / 2 &&
-           num_rows_ <= 2 * kMatrixRows && layer.head_dim % 32 == 0 && layer.block_size % 32 == 0 &&
-           may_use_matrices();
+    return std::is_same_v<T, c10::BFloat16> && layer.head_dim % (2 * kMatrixColumns) == 0 &&
+           layer.block_size % (2 * kLanes) == 0 && may_use_matrices();
+  }
+
+  // 0 where vectors have to do; a single one takes four columns of matrices at once.
+  int64_t matrices_of_rows() const {
+    if (!registers_ || num_rows_ > 2 * kMatrixRows) return 0;
+    return num_rows_ <= kMatrixRows && call_.layer.head_dim % (4 * kMatrixColumns) == 0 ? 1 : 2;
   }
 
   void clear(TileSums& sums) const { sums.clear(num_rows_, padded_rows_, call_.padded_dim()); }
@@ -124,7 +131,7 @@ class QueryTile {
   void attend_keys(int64_t first_key, int64_t num_keys, TileSums& sums) {
     const int32_t* blocks = call_.block_table + task_.sequence * call_.table_width;
     const KeyTile keys = finder_.find(blocks, kv_head_, first_key, num_keys);
-    if (uses_matrices_) return attend_by_matrices(finder_.with_clean_tail(keys), first_key, sums);
+    if (num_matrices_ > 0) return attend_by_matrices(finder_.with_clean_tail(keys), first_key, sums);
     score_tile<T>(words_of(query_), num_rows_, call_.layer.key_words(), keys, scores_.data());
     weigh_scores(first_key, keys, sums);
     weigh_tile<T>(words_of(weights_), num_rows_, call_.layer.head_dim, keys, decay_.data(),
@@ -135,13 +142,13 @@ class QueryTile {
                           [[maybe_unused]] TileSums& sums) {
 #ifdef HEADRACE_AMX
     const int64_t head_dim = call_.layer.head_dim;
-    const MatrixRegisters registers;
-    with_constant<2>(padded_rows_ / kMatrixRows, [&](auto rows) {
-      score_matrices<rows>(words_of(query_), call_.layer.key_words(), keys, scores_.data());
+    registers_->set_rows(std::min(padded_rows_, kMatrixRows));
+    with_constant<2>(num_matrices_, [&](auto matrices) {
+      score_matrices<matrices>(words_of(query_), call_.layer.key_words(), keys, scores_.data());
       weigh_scores(first_key, keys, sums);
       for (int64_t r = 0; r < num_rows_; ++r)
         shrink(&sums.values[r * head_dim], head_dim, decay_[r]);
-      weigh_matrices<rows>(words_of(weights_), keys, head_dim, sums.values.data());
+      weigh_matrices<matrices>(words_of(weights_), keys, head_dim, sums.values.data());
     });
 #endif
   }
@@ -162,11 +169,12 @@ class QueryTile {
 
   const Call<T>& call_;
   KeyFinder<T> finder_;
+  std::optional<MatrixRegisters> registers_;
   Task task_{};
   int64_t kv_head_ = 0;
   int64_t num_rows_ = 0;
-  int64_t padded_rows_ = 0;     // to whole matrices; what the rows beyond hold is never written
-  bool uses_matrices_ = false;
+  int64_t padded_rows_ = 0;    // to whole matrices; what the rows beyond hold is never written
+  int64_t num_matrices_ = 0;   // of 16 rows; 0: vectors do the work
   std::vector<T> query_;       // [padded_rows, head_dim]
   std::vector<float> scores_;  // [padded_rows, 128]
   std::vector<T> weights_;     // [padded_rows, 128]

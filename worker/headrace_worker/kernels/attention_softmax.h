@@ -50,14 +50,15 @@ inline void bend(float* products, int64_t num_keys, const Scoring& scoring) {
     store16(products + k, tanh(load16<Floats16>(products + k) * (scoring.scale / scoring.soft_cap)));
 }
 
-// The largest product in sight; those out of sight become minus infinity.
-inline float mask_and_find_top(float* products, int64_t num_keys, const Visible& visible) {
+inline void hide(float* products, int64_t num_keys, const Visible& visible) {
+  if (visible.first <= 0 && num_keys <= visible.end) return;
+  for (int64_t k = 0; k < num_keys; k += kLanes)
+    store16(products + k, masked(load16<Floats16>(products + k), k, visible));
+}
+
+inline float largest(const float* products, int64_t num_keys) {
   Floats16 top = spread(kNever);
-  for (int64_t k = 0; k < num_keys; k += kLanes) {
-    const Floats16 product = masked(load16<Floats16>(products + k), k, visible);
-    store16(products + k, product);
-    top = larger(top, product);
-  }
+  for (int64_t k = 0; k < num_keys; k += kLanes) top = larger(top, load16<Floats16>(products + k));
   return largest_of(top);
 }
 
@@ -68,8 +69,9 @@ template <class T>
 float weigh_keys(float* products, int64_t num_keys, const Visible& visible, const Scoring& scoring,
                  RowSums& row, T* weights) {
   if (scoring.soft_cap != 0) bend(products, num_keys, scoring);
+  hide(products, num_keys, visible);
   const float factor = factor_of(scoring);
-  const float top = std::max(row.top, mask_and_find_top(products, num_keys, visible) * factor);
+  const float top = std::max(row.top, largest(products, num_keys) * factor);
   const float base = top == kNever ? 0 : top;  // infinity less infinity is NaN
   Floats16 total = {};
   for (int64_t k = 0; k < num_keys; k += kLanes) {
@@ -84,6 +86,7 @@ float weigh_keys(float* products, int64_t num_keys, const Visible& visible, cons
 }
 
 inline void shrink(float* values, int64_t size, float factor) {
+  if (factor == 1) return;
   for (int64_t i = 0; i < size; i += kLanes) store16(values + i, load16<Floats16>(values + i) * factor);
 }
 

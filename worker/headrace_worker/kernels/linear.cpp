@@ -70,6 +70,27 @@ class PaddedRows {
   int64_t in_, num_in_place_;
 };
 
+// Registers 0 to 3 hold sums of Rows x 2 matrices: sums [Rows * 16, 32], `stride` floats a row.
+template <int Rows>
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (Rows == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+template <int Rows>
+inline void store_sums(float* sums, int64_t stride) {
+  _tile_stored(0, sums, stride * sizeof(float));
+  _tile_stored(1, sums + kMatrixColumns, stride * sizeof(float));
+  if constexpr (Rows == 2) {
+    _tile_stored(2, sums + kMatrixRows * stride, stride * sizeof(float));
+    _tile_stored(3, sums + kMatrixRows * stride + kMatrixColumns, stride * sizeof(float));
+  }
+}
+
 // sums [32 or 16 rows, 32] (Rows: 2 or 1) of rows that begin at first and, if there are 32, second.
 template <int Rows>
 void multiply(const uint16_t* first, const uint16_t* second, const uint16_t* weight, int64_t steps,

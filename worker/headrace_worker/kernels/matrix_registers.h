@@ -27,42 +27,30 @@ inline bool may_use_matrices() {
 // Shapes the matrix registers of this thread, and gives them back.
 class MatrixRegisters {
  public:
-  MatrixRegisters() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } shape;
-    _tile_loadconfig(&shape);
-  }
+  MatrixRegisters() { _tile_loadconfig(&shape_); }
   ~MatrixRegisters() { _tile_release(); }
   MatrixRegisters(const MatrixRegisters&) = delete;
+
+  // Gives sums and left operands as many rows as are in use, up to 16: fewer are less work.
+  void set_rows(int64_t num_rows) {
+    if (shape_.rows[0] == num_rows) return;
+    for (const int i : {0, 1, 2, 3, 4, 5}) shape_.rows[i] = static_cast<uint8_t>(num_rows);
+    _tile_loadconfig(&shape_);
+  }
+
+ private:
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } shape_;
 };
-
-// Registers 0 to 3 hold sums of Rows x 2 matrices: sums [Rows * 16, 32], `stride` floats a row.
-template <int Rows>
-inline void clear_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (Rows == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-}
-
-template <int Rows>
-inline void store_sums(float* sums, int64_t stride) {
-  _tile_stored(0, sums, stride * sizeof(float));
-  _tile_stored(1, sums + kMatrixColumns, stride * sizeof(float));
-  if constexpr (Rows == 2) {
-    _tile_stored(2, sums + kMatrixRows * stride, stride * sizeof(float));
-    _tile_stored(3, sums + kMatrixRows * stride + kMatrixColumns, stride * sizeof(float));
-  }
-}
 
 #else
 
 inline bool may_use_matrices() { return false; }
+
+class MatrixRegisters {};
 
 #endif
 
