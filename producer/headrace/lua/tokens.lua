@@ -31,11 +31,31 @@ local function settle_bill(q, bill)
   end
 end
 
+-- What a holder's emit needs of its request, or nil: then load_request says what is the matter. With
+-- all fields read and checked, an item took Redis twice as long. One that lacks another field meets
+-- that when it ends.
+local function load_own(q, worker, tenant, id, epoch)
+  if not is_tenant(tenant) or not is_request_id(id) then return nil end
+  local key = request_key(q, tenant, id)
+  local v = redis.pcall('HMGET', key, 'state', 'owner', 'epoch', 'num_tokens', 'lane', 'cancel',
+    'finish')
+  if v.err or v[1] ~= 'running' or v[2] ~= worker or natural(v[3]) ~= epoch then return nil end
+  local num_tokens, lane = natural(v[4]), natural(v[5])
+  if not num_tokens or not lane or lane >= LANES then return nil end
+  return {
+    key = key, tenant = tenant, id = id, num_tokens = num_tokens, lane = lane,
+    cancel = v[6] == '1', finish = v[7] == '1',
+  }
+end
+
 local function emit_one(q, worker, bill, tenant, id, epoch, offset, num_tokens, chunk)
-  local r = load_request(q, tenant, id)
-  if not r then return { 'GONE', 0 } end
-  if is_over(r) then return { 'DONE', r.num_tokens } end
-  if not is_held(r, worker, epoch) then return { 'FENCED', r.num_tokens } end
+  local r = load_own(q, worker, tenant, id, epoch)
+  if not r then
+    r = load_request(q, tenant, id)
+    if not r then return { 'GONE', 0 } end
+    if is_over(r) then return { 'DONE', r.num_tokens } end
+    return { 'FENCED', r.num_tokens }
+  end
   local position = position_of(q, r, offset, num_tokens)
   if position == 'GAP' or position == 'OVERLAP' then return { position, r.num_tokens } end
   if position == 'new' then
