@@ -58,7 +58,8 @@ def cut_engine(settings: EngineSettings, size: int) -> Iterator[tuple[Engine, En
         ]
         ranks = first.result()
         try:
-            yield load_engine(settings, ranks, partial(LeadingDecoder, ranks=ranks, order=order))
+            lead = partial(LeadingDecoder, ranks=ranks, order=order, explain=lambda: None)
+            yield load_engine(settings, ranks, lead)
         finally:
             for pair in pairs:
                 pair[0].close()

@@ -10,6 +10,7 @@ import torch
 
 from headrace_worker.attention.base import PackedBatch
 from headrace_worker.attention.reference import ReferenceBackend
+from headrace_worker.engine.channel import ChannelClosed
 from headrace_worker.engine.leading import FollowingDecoder, LeadingDecoder, RanksApart
 from headrace_worker.engine.messages import Shutdown
 from headrace_worker.engine.orders import Order, RunForward, RunLogits
@@ -37,6 +38,12 @@ class EchoDecoder:
         return hidden
 
 
+def lead(decoder: EchoDecoder, **options: Any) -> LeadingDecoder:
+    """Return a first rank without others."""
+    defaults: dict[str, Any] = {"order": lambda order: None, "explain": lambda: None}
+    return LeadingDecoder(decoder, ranks=ALONE, **{**defaults, **options})
+
+
 def test_a_batch_arrives_as_it_was_sent() -> None:
     """Tensors of both widths, an empty list of rows among them, and all sizes."""
     unsampled = pack([Share([7, 8], 0, [1])], block_size=4)
@@ -62,7 +69,7 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
 def test_an_order_comes_before_the_first_ranks_own_part() -> None:
     """Sizes and counts are all that it holds."""
     orders: list[Order] = []
-    leading = LeadingDecoder(EchoDecoder(), ALONE, orders.append)
+    leading = lead(EchoDecoder(), order=orders.append)
     assert torch.equal(leading.forward(BATCH, ReferenceBackend()), HIDDEN)
     assert torch.equal(leading.logits(HIDDEN[BATCH.logit_rows]), HIDDEN[[0, 3]])
     sizes = {"num_tokens": 4, "num_seqs": 2, "table_width": 2, "num_logit_rows": 2}
@@ -75,11 +82,22 @@ def test_an_order_comes_before_the_first_ranks_own_part() -> None:
 )
 def test_a_step_that_failed_on_one_rank_is_not_tried_again(error: Exception) -> None:
     """Not even where memory ran out: the others are past the point where this one would begin."""
-    leading = LeadingDecoder(EchoDecoder(error), ALONE, lambda order: None)
+    leading = lead(EchoDecoder(error))
     with pytest.raises(RanksApart, match=str(error)) as caught:
         leading.forward(BATCH, ReferenceBackend())
     assert not isinstance(caught.value, torch.OutOfMemoryError)
     assert caught.value.__cause__ is error
+
+
+def test_a_step_that_a_lost_rank_broke_off_says_what_became_of_it() -> None:
+    """Not what the collective says, which is that somebody closed a connection."""
+
+    def refuse(order: Order) -> None:
+        raise ChannelClosed("closed")
+
+    leading = lead(EchoDecoder(), order=refuse, explain=lambda: "rank 1: killed by signal 9")
+    with pytest.raises(RanksApart, match=r"^rank 1: killed by signal 9$"):
+        leading.logits(HIDDEN)
 
 
 def test_a_rank_does_nothing_but_what_belongs_to_a_step() -> None:

@@ -65,9 +65,9 @@ def test_an_order_to_a_rank_that_is_gone_is_refused() -> None:
     """Nobody waits for what will never be computed."""
     with started() as (group, losses):
         os.kill(group.pids[0], signal.SIGKILL)
-        losses.next()
         with pytest.raises(ChannelClosed):
-            group.order(RunLogits(1))
+            eventually(lambda: group.order(RunLogits(1)))
+        assert group.explain() == losses.next() == "rank 1: killed by signal 9"
 
 
 def test_ranks_that_are_stopped_are_gone_and_no_loss() -> None:

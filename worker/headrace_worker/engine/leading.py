@@ -27,24 +27,39 @@ class LeadingDecoder:
     again, not even where memory ran out: the others wait for a collective that never comes.
     """
 
-    def __init__(self, decoder: Decoder, ranks: Ranks, order: Callable[[Order], None]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        ranks: Ranks,
+        order: Callable[[Order], None],
+        explain: Callable[[], str | None],
+    ) -> None:
         self._decoder = decoder
         self._ranks = ranks
         self._order = order  # sends to every other rank
+        self._explain = explain  # what became of a rank, if one was lost
 
     def forward(self, batch: PackedBatch, backend: AttentionBackend) -> torch.Tensor:
         """Return the hidden state of every new token, ``[num_tokens, hidden]``."""
-        with _all_or_nothing():
+        with self._all_or_nothing():
             self._order(order_of(batch))
             send_batch(batch, self._ranks)
             return self._decoder.forward(batch, backend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[num_rows, vocab]`` float32 for hidden states ``[num_rows, hidden]``."""
-        with _all_or_nothing():
+        with self._all_or_nothing():
             self._order(RunLogits(hidden.shape[0]))
             # Every rank has them, but only this one knows which rows are meant.
             return self._decoder.logits(self._ranks.share(hidden.contiguous()))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a collective says no more than that it was cut off
+            raise RanksApart(self._explain() or f"{type(error).__name__}: {error}") from error
 
 
 class FollowingDecoder:
@@ -67,11 +82,3 @@ class FollowingDecoder:
                 self._decoder.logits(self._ranks.share(rows))
             case _:
                 raise ValueError(f"{type(order).__name__} is no order of a step")
-
-
-@contextmanager
-def _all_or_nothing() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise RanksApart(f"{type(error).__name__}: {error}") from error

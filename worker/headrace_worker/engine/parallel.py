@@ -51,7 +51,7 @@ def load_leading(
         group.order_each(lambda rank: JoinRanks(rank, size, port, settings))
         ranks = meet(0, size, port, device, listener)
     _share_threads(settings, device)
-    lead = partial(LeadingDecoder, ranks=ranks, order=group.order)
+    lead = partial(LeadingDecoder, ranks=ranks, order=group.order, explain=group.explain)
     return load_engine(settings, ranks, lead)
 
 

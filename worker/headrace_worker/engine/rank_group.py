@@ -19,6 +19,7 @@ from headrace_worker.engine.messages import EngineFailed
 from headrace_worker.engine.orders import Order
 
 RANK_COMMAND = (sys.executable, "-m", "headrace_worker.engine.rank")
+_EXPLANATION_S = 2.0  # longest wait for what became of a rank that left a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class RankGroup:
         self._members: list[_Member] = []
         self._watchers: list[threading.Thread] = []
         self._is_stopping = False
+        self._loss: str | None = None  # what became of the first rank that was lost
+        self._has_loss = threading.Event()
 
     def start(self, size: int) -> None:
         """Start ranks 1 … size - 1; they get ready while we go on, and wait for orders."""
@@ -65,6 +68,14 @@ class RankGroup:
         for member in self._members:
             member.channel.send(make_order(member.rank))
 
+    def explain(self) -> str | None:
+        """Return what became of a rank, for whom a collective has failed; None: all seem to live.
+
+        The collective may be cut off a moment before the process has ended.
+        """
+        self._has_loss.wait(_EXPLANATION_S)
+        return self._loss
+
     def stop(self) -> None:
         """End all ranks, wherever they are; they hold nothing that is not lost with us anyway."""
         self._is_stopping = True
@@ -76,8 +87,11 @@ class RankGroup:
     def _watch(self, member: _Member) -> None:
         reason = _last_words(member.channel)
         status = member.process.wait()
-        if not self._is_stopping:
-            self._on_loss(f"rank {member.rank}: {reason or _describe(status)}")
+        if self._is_stopping:
+            return
+        self._loss = f"rank {member.rank}: {reason or _describe(status)}"
+        self._has_loss.set()
+        self._on_loss(self._loss)
 
 
 def _start(rank: int) -> _Member:
