@@ -10,14 +10,14 @@ from time import perf_counter
 import torch
 
 from headrace_worker.attention import AttentionBackend, KVCacheSpec, create_backend
+from headrace_worker.engine.accelerator import Accelerator
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
-from headrace_worker.engine.cuda_capture import CudaCapture, try_to_record
+from headrace_worker.engine.device_memory import CudaMeter
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.grammar import GrammarTokens
 from headrace_worker.engine.grammar_compiler import GrammarCompiler
-from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits, graph_sizes
 from headrace_worker.engine.memory import (
     KVCachePlan,
     default_cpu_kv_bytes,
@@ -31,11 +31,9 @@ from headrace_worker.engine.scheduler import Scheduler
 from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.kernels import load_kernels
-from headrace_worker.model import Decoder as NativeDecoder
 from headrace_worker.model import LoadedModel, load_model
 from headrace_worker.model.ranks import ALONE, Ranks
 
-_CAPTURABLE = ("flash", "triton")  # attention that never waits for the device
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,8 +60,11 @@ def load_engine(
     )
     parts = _Parts(settings, model, backend, device, dtype, ranks)
     max_model_len = parts.choose_max_model_len()  # before the memory is taken
-    plan = parts.allocate_kv_cache()
-    engine = parts.build_engine(plan, max_model_len, lead(model.decoder))
+    accelerator = parts.accelerator(max_model_len)
+    plan = parts.allocate_kv_cache(accelerator)
+    decoder = accelerator.with_graphs(lead(model.decoder))
+    engine_class = OneAheadEngine if accelerator.is_one_ahead else Engine
+    engine = parts.build_engine(engine_class, plan, max_model_len, decoder)
     return engine, parts.describe(engine, plan, perf_counter() - started_s)
 
 
@@ -129,7 +130,7 @@ class _Parts:
             )
         return wanted
 
-    def allocate_kv_cache(self) -> KVCachePlan:
+    def accelerator(self, max_model_len: int) -> Accelerator:
         spec = KVCacheSpec(
             num_layers=self.model.config.num_layers,
             num_kv_heads=self.model.config.num_kv_heads,
@@ -138,9 +139,14 @@ class _Parts:
             device=self.device,
             block_size=self._choose_block_size(),
         )
-        activation_bytes = self._activation_bytes()
+        decoder, size = self.model.decoder, self.ranks.size
+        return Accelerator(self.settings, decoder, self.backend, spec, max_model_len, size)
+
+    def allocate_kv_cache(self, accelerator: Accelerator) -> KVCachePlan:
+        spec = accelerator.spec
+        kv_cache_bytes, activation_bytes = self._divide_memory(accelerator)
         plan = plan_kv_cache(
-            kv_cache_bytes=self.ranks.least(self._kv_cache_bytes(activation_bytes), self.device),
+            kv_cache_bytes=self.ranks.least(kv_cache_bytes, self.device),
             weights_bytes=self.model.weights_bytes,
             activation_bytes=activation_bytes,
             kv_bytes_per_token=spec.bytes_per_token,
@@ -149,7 +155,13 @@ class _Parts:
         self.backend.allocate(spec, plan.num_blocks + 1)
         return plan
 
-    def build_engine(self, plan: KVCachePlan, max_model_len: int, decoder: Decoder) -> Engine:
+    def build_engine(
+        self,
+        engine_class: type[Engine],
+        plan: KVCachePlan,
+        max_model_len: int,
+        decoder: Decoder,
+    ) -> Engine:
         settings = self.settings
         pool = BlockPool(
             plan.num_blocks,
@@ -164,37 +176,18 @@ class _Parts:
             max_num_batched_tokens=settings.max_num_batched_tokens,
         )
         runner = ModelRunner(
-            self.with_graphs(decoder, plan, max_model_len),
+            decoder,
             self.backend,
             block_size=plan.block_size,
             device=self.device,
             sampled_vocab_size=settings.sampled_vocab_size,
         )
-        is_ahead = settings.one_ahead
-        if is_ahead is None:
-            is_ahead = self.device.type == "cuda"
-        return (OneAheadEngine if is_ahead else Engine)(
+        return engine_class(
             scheduler,
             runner,
             vocab_size=self.model.config.vocab_size,
             grammars=make_grammars(settings),
         )
-
-    def with_graphs(self, decoder: Decoder, plan: KVCachePlan, max_model_len: int) -> Decoder:
-        """Return the decoder with its decodes recorded, where that can be done."""
-        can_record = (
-            self.device.type == "cuda"
-            and self.backend.name in _CAPTURABLE
-            and isinstance(decoder, NativeDecoder)
-            and self.ranks.size == 1  # what ranks say to each other is not recorded
-        )
-        if not (self.settings.cuda_graphs and can_record):
-            return decoder
-        limits = GraphLimits(
-            graph_sizes(self.settings.max_num_seqs), plan.block_size, max_model_len
-        )
-        graphed = GraphedDecoder(decoder, self.backend, limits, self.device)
-        return try_to_record(graphed, decoder, CudaCapture())
 
     def describe(self, engine: Engine, plan: KVCachePlan, load_s: float) -> EngineReady:
         kernels = load_kernels() if self.device.type == "cpu" else None
@@ -241,11 +234,13 @@ class _Parts:
             itemsize=self.dtype.itemsize,
         )
 
-    def _kv_cache_bytes(self, activation_bytes: int) -> int:
+    def _divide_memory(self, accelerator: Accelerator) -> tuple[int, int]:
+        """Return the bytes for KV blocks, and those for activations and graphs."""
+        estimate = self._activation_bytes()
         if self.settings.kv_cache_memory_bytes is not None:
-            return self.settings.kv_cache_memory_bytes
+            return self.settings.kv_cache_memory_bytes, estimate
         if self.device.type == "cpu":
-            return default_cpu_kv_bytes()
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)  # the weights are loaded
-        margin = int((1 - self.settings.gpu_memory_utilization) * total_bytes)
-        return int(free_bytes) - margin - activation_bytes
+            return default_cpu_kv_bytes(), estimate
+        use = accelerator.survey(CudaMeter(self.device))
+        kv_cache_bytes = use.kv_cache_bytes(self.settings.gpu_memory_utilization)
+        return kv_cache_bytes, use.activation_bytes + use.graph_bytes

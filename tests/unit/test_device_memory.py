@@ -1,0 +1,170 @@
+"""What a device's memory is spent on: measured with the largest step, and the rest is KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from headrace_worker.attention import KVCacheSpec
+from headrace_worker.attention.reference import ReferenceBackend
+from headrace_worker.engine.accelerator import Accelerator
+from headrace_worker.engine.device_memory import MemoryUse, measure, measure_two_graphs
+from headrace_worker.engine.errors import SettingsError
+from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits
+from headrace_worker.engine.largest_step import LargestStep
+from headrace_worker.engine.settings import EngineSettings
+from headrace_worker.model import LoadedModel, load_model
+from support.fake_capture import FakeCapture
+from support.oracle_backend import OracleBackend, OracleDecoder
+from support.tiny_models import make_tiny_llama
+
+CPU = torch.device("cpu")
+GIB = 2**30
+STEP = LargestStep(
+    num_tokens=40, num_seqs=4, num_rows=6, max_model_len=64, block_size=16, num_steps_in_flight=2
+)
+
+
+class FakeMeter:
+    """A device of 80 GiB, 60 of them free until a graph is recorded, which takes one."""
+
+    def __init__(self, capture: FakeCapture | None = None) -> None:
+        self.num_measured = 0  # runs that were measured
+        self._capture = capture
+
+    def total_bytes(self) -> int:
+        return 80 * GIB
+
+    def free_bytes(self) -> int:
+        return 60 * GIB - len(self._capture.sizes if self._capture else ()) * GIB
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        run()
+        self.num_measured += 1
+        return 3 * GIB
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A tiny Llama."""
+    torch.set_num_threads(1)
+    folder = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    return load_model(folder, dtype=torch.float32, device=CPU)
+
+
+def accelerator(model: LoadedModel, **settings: object) -> Accelerator:
+    """Return one over a CPU, for steps of 40 tokens."""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 40, **settings}
+    config = model.config
+    spec = KVCacheSpec(
+        config.num_layers, config.num_kv_heads, config.head_dim, torch.float32, CPU, block_size=16
+    )
+    chosen = EngineSettings("m", **options)  # type: ignore[arg-type]
+    return Accelerator(chosen, model.decoder, ReferenceBackend(), spec, 64, num_ranks=1)
+
+
+def test_kv_blocks_take_what_the_allowed_share_leaves() -> None:
+    """Of 80 GiB a tenth stays free; 20 are taken, 3 are for activations and 2 for graphs."""
+    use = MemoryUse(80 * GIB, 60 * GIB, activation_bytes=3 * GIB, graph_bytes=2 * GIB)
+    assert use.kv_cache_bytes(1.0) == 55 * GIB
+    assert use.kv_cache_bytes(0.9) == pytest.approx(47 * GIB, abs=1)
+    assert use.kv_cache_bytes(0.25) < 0
+
+
+def test_the_first_run_of_a_step_is_not_what_is_measured() -> None:
+    """It compiles kernels and takes workspaces, which stay and so are no longer free."""
+    meter, runs = FakeMeter(), list[int]()
+    use = measure(meter, lambda: runs.append(meter.num_measured), None, num_graphs=0)
+    assert runs == [0, 0]
+    assert use == MemoryUse(80 * GIB, 60 * GIB, activation_bytes=3 * GIB, graph_bytes=0)
+
+
+@pytest.mark.parametrize(("num_graphs", "expected"), [(1, 5), (2, 7), (10, 23)])
+def test_two_graphs_say_what_all_of_them_take(num_graphs: int, expected: int) -> None:
+    """The largest brings the memory that the others share; each of those adds as much again."""
+    use = measure(FakeMeter(), lambda: None, lambda: (5, 2), num_graphs=num_graphs)
+    assert use.graph_bytes == expected
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((1, 2, 4), (GIB, GIB)), ((1,), (GIB, 0))])
+def test_the_two_largest_graphs_are_recorded_to_be_measured(
+    sizes: tuple[int, ...], expected: tuple[int, int]
+) -> None:
+    """One after the other, and no more, because each takes time."""
+    backend, capture = OracleBackend(), FakeCapture()
+    backend.allocate(KVCacheSpec(1, 1, 1, torch.int64, CPU, 4), 2)
+    backend.may_pad = True
+    graphed = GraphedDecoder(OracleDecoder(), backend, GraphLimits(sizes, 4, 16), CPU)
+    assert measure_two_graphs(FakeMeter(capture), graphed, capture, sizes) == expected
+    assert capture.sizes == list(sizes[-2:][::-1])
+
+
+def test_the_largest_step_has_all_sequences_and_all_of_the_budget() -> None:
+    """Three long decodes, and what they leave of the budget is one chunk at the end of a fourth."""
+    batch = STEP.batch(CPU)
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 40]
+    assert batch.seq_lens.tolist() == [64] * 4
+    assert batch.positions.tolist() == [63, 63, 63, *range(27, 64)]
+    assert (batch.num_decodes, batch.max_seqlen_q, batch.max_seqlen_k) == (3, 37, 64)
+    assert batch.logit_rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_largest_step_touches_the_trash_block_alone() -> None:
+    """It may be computed before there is a cache worth the name."""
+    batch = STEP.batch(CPU)
+    assert set(batch.slot_mapping.tolist()) == {0}
+    assert batch.block_table.tolist() == [[0] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_seqs", "num_new"),
+    [(1, 1, [1]), (4, 4, [1, 1, 1, 1]), (500, 2, [1, 64]), (8, 1, [8])],
+)
+def test_a_chunk_is_no_longer_than_a_context(
+    num_tokens: int, num_seqs: int, num_new: list[int]
+) -> None:
+    """However large the budget, a sequence ends with the context."""
+    step = LargestStep(num_tokens, num_seqs, 64, 64, 16, num_steps_in_flight=1)
+    assert step.batch(CPU).cu_seqlens_q.diff().tolist() == num_new
+
+
+def test_a_survey_computes_the_step_and_harms_no_block(model: LoadedModel) -> None:
+    """The real decoder runs it; behind the trash block the cache is as it was allocated."""
+    surveyed = accelerator(model)
+    meter = FakeMeter()
+    use = surveyed.survey(meter)
+    assert (meter.num_measured, use.activation_bytes, use.graph_bytes) == (1, 3 * GIB, 0)
+    backend = surveyed.backend
+    assert isinstance(backend, ReferenceBackend)
+    assert all(not rows[16:].any() and rows[:16].any() for rows in backend.cache.key)
+    assert all(bool(rows.isfinite().all()) for rows in backend.cache.value)
+
+
+def test_settings_whose_step_does_not_fit_are_named(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker does not start, and says which numbers are too large."""
+
+    def fail(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+
+    monkeypatch.setattr(model.decoder, "forward", fail)
+    with pytest.raises(SettingsError, match=r"tokens 40 and max_num_seqs 4: .* 9\.00 GiB"):
+        accelerator(model).survey(FakeMeter())
+
+
+def test_a_cpu_records_nothing_and_stays_in_step_unless_told(model: LoadedModel) -> None:
+    """Both are for devices that compute while Python goes on."""
+    default = accelerator(model)
+    assert (default.records_graphs, default.is_one_ahead) == (False, False)
+    assert default.with_graphs(model.decoder) is model.decoder
+    assert default.largest_step().num_steps_in_flight == 1
+    assert accelerator(model, one_ahead=True).largest_step().num_steps_in_flight == 2
+
+
+def test_there_are_as_many_rows_of_logits_as_ever_at_once() -> None:
+    """Scores of prompts take some even where few sequences run."""
+    rows = LargestStep(8, 2, 64, 32, 4, num_steps_in_flight=1).batch(CPU).logit_rows
+    assert rows.tolist() == [row % 8 for row in range(64)]
