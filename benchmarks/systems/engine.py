@@ -20,6 +20,7 @@ from benchmarks.systems.play import Played, play
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.messages import EngineReady
+from headrace_worker.garbage import spare_the_living
 
 MEASURED_FROM = 1_000_000  # sequence ids of the measured run; those below warm up
 
@@ -35,6 +36,7 @@ def measure(job: Job, *, is_static: bool) -> Result:
     """Load the model, warm up, run the workload."""
     with PeakMemory(os.getpid()) as memory:
         engine, ready = load_engine(settings_of(job))
+        spare_the_living()
         played = run(engine, job, is_static=is_static)
     return summarize(
         job,

@@ -15,6 +15,7 @@ from headrace_worker.backoff import redis_backoff
 from headrace_worker.catalogue import CatalogueError, resolve
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.messages import EngineReady
+from headrace_worker.garbage import spare_the_living
 from headrace_worker.serving.bridge import EngineStartFailed
 from headrace_worker.serving.capacity import Capacity
 from headrace_worker.serving.http import MetricsServer
@@ -73,6 +74,7 @@ async def _run(settings: WorkerSettings) -> None:
         if not await signals.wait_for(loading):
             return
         _tell_loaded(loading.result())
+        spare_the_living()
 
         queue = wiring.make_queue(settings, link, connections.blocking)
         parts = wiring.make_parts(

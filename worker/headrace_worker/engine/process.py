@@ -36,6 +36,7 @@ from headrace_worker.engine.messages import (
     Shutdown,
 )
 from headrace_worker.engine.settings import EngineSettings
+from headrace_worker.garbage import spare_the_living
 
 Loader = Callable[[EngineSettings, Channel], tuple[Engine, EngineReady]]
 _PEER_GONE = getattr(select, "POLLRDHUP", 0)  # POLLHUP and POLLERR are always reported
@@ -60,6 +61,7 @@ def run(fd: int, load: Loader) -> int:
         if not isinstance(settings, EngineSettings):
             raise ValueError(f"the first message is a {type(settings).__name__}, not the settings")
         engine, ready = load(settings, channel)
+        spare_the_living()
         channel.send(ready)
         serve(engine, channel, commands)
     except ChannelClosed:
