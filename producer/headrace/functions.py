@@ -89,6 +89,7 @@ __all__ = [
     "finish",
     "finish_now",
     "heartbeat",
+    "is_not_now",
     "is_or_wraps",
     "is_passing",
     "is_standstill",
@@ -254,13 +255,14 @@ def is_passing(error: BaseException) -> bool:
         return False
     unreachable = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
     broken = (TypeError, AttributeError)
-    return isinstance(error, (*unreachable, *broken)) or _is_not_now(error)
+    return isinstance(error, (*unreachable, *broken)) or is_not_now(error)
 
 
 def is_standstill(error: BaseException) -> bool:
     """Whether Redis said "not now" to whatever writes; at full memory it still renews leases."""
-    return _is_not_now(error) and not isinstance(error, exceptions.OutOfMemoryError)
+    return is_not_now(error) and not isinstance(error, exceptions.OutOfMemoryError)
 
 
-def _is_not_now(error: BaseException) -> bool:
+def is_not_now(error: BaseException) -> bool:
+    """Whether Redis refused for now; nothing ran."""
     return isinstance(error, _NOT_NOW_ERRORS) or str(error).startswith(_NOT_NOW)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import RequestState, Timeout, TransportError
-from headrace.functions import load_library_sync
+from headrace.cli.patient import call
+from headrace.connections import ConnectionSettings
+from headrace.functions import depth, load_library_sync
 from headrace.keys import Keys
 from headrace.testing import FakeWorker
 from support.any_client import FLAVOURS, AnyClient
@@ -108,3 +110,15 @@ async def test_a_full_house_is_waited_for(hasty: Server) -> None:
         assert await submitting == "crowded"
         assert driver.status("crowded", tenant="default").state is RequestState.QUEUED
         await client.close()
+
+
+async def test_a_command_waits_until_redis_is_free(hasty: Server) -> None:
+    """It asks again for a while, and then says what Redis said."""
+    settings = ConnectionSettings(hasty.url, 4)
+    async with settings.commands() as connection:
+        with kept_busy(hasty):
+            asking = asyncio.create_task(call(connection, depth(KEYS)))
+            with pytest.raises(TransportError, match="BUSY"):
+                await call(connection, depth(KEYS), patience_s=0.2)
+            assert not asking.done()
+        assert (await asking).running == 0

@@ -13,12 +13,12 @@ import typer
 
 from headrace.cli import options, render
 from headrace.cli.exits import ExitCode
+from headrace.cli.patient import call
 from headrace.cli.requests import AsJson
 from headrace.cli.running import run
 from headrace.cli.served import Place, served
 from headrace.errors import ConfigurationError
 from headrace.functions import DeadLetter, Death, list_dead, purge_dead, replay_dead
-from headrace.functions import run as call
 from headrace.keys import Keys
 
 PAGE = 100

@@ -11,11 +11,11 @@ from headrace.cli import options, render
 from headrace.cli.exits import ExitCode
 from headrace.cli.forms import form_from
 from headrace.cli.generate import PromptArgument, request_from
+from headrace.cli.patient import call
 from headrace.cli.running import run
 from headrace.cli.served import Place, served
 from headrace.cli.workers import WorkerInfo, list_workers
 from headrace.functions import QueueDepth, depth
-from headrace.functions import run as call
 from headrace.keys import LANES
 from headrace.options import RequestOptions
 from headrace.types import RequestState, RequestStatus, Timeout
