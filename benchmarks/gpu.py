@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --device cpu --tiny    every part at toy size, where there is no GPU
 
 Each part is a process of its own, which measures for ``--seconds`` at most; one that fails is told
-in the report, and the others go on. After ``--most-seconds`` none begins. Writes a table, and JSON
-under build/bench.
+in the report, and the others go on. After ``--most-seconds`` none begins, and all of it ends within
+25 more. Writes a table, and JSON under build/bench.
 """
 
 from __future__ import annotations

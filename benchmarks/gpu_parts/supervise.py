@@ -17,6 +17,7 @@ from benchmarks.gpu_parts.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT, ROOT / "producer", ROOT / "worker")  # nothing need be installed
+LAST_S = 25.0  # for the part that runs when the time for all of them is up
 GRACE_S = 120.0  # to start, to load and to compile, besides the time for measuring
 _LOG, _RESULT = "parts.log", "result.json"
 Child = subprocess.Popen[str]
@@ -27,7 +28,8 @@ def run_all(
 ) -> Iterator[dict[str, Any]]:
     """Yield each part's result as soon as it is there; a part that hangs is ended.
 
-    After ``most_s`` seconds none begins. While one runs, the next one's process gets ready.
+    After ``most_s`` seconds none begins, and the one that runs then has ``LAST_S`` more. While one
+    runs, the next one's process gets ready.
     """
     end_s = time.perf_counter() + most_s
     with (Path(setup.folder) / _LOG).open("wb") as log, ExitStack() as children:
@@ -35,8 +37,9 @@ def run_all(
         for place, name in enumerate(names):
             following = place + 1 < len(names)
             waiting = children.enter_context(_started(setup, log)) if following else child
-            if time.perf_counter() < end_s:
-                yield _run(child, name, setup, setup.part_s + grace_s)
+            left_s = end_s - time.perf_counter()
+            if left_s > 0:
+                yield _run(child, name, setup, min(setup.part_s + grace_s, left_s + LAST_S))
             else:
                 yield {"part": name, "error": "left out, as the time was up", "seconds": 0.0}
             child = waiting

@@ -13,7 +13,7 @@ from benchmarks.gpu_parts.setup import Setup, requests
 from benchmarks.workload import Item
 
 _LOOK_EVERY_S = 0.5
-_TINY_SHARE = 0.02  # of the memory of a machine that has other things to do
+_TINY_CACHE = {"num_blocks": 32, "max_batch_tokens": 64}  # it would take all of a CPU's memory
 
 
 def transformers_continuous(setup: Setup) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def transformers_continuous(setup: Setup) -> dict[str, Any]:
     factory: Any = AutoModelForCausalLM
     model = factory.from_pretrained(make_model(setup, SMALL), dtype=dtype_of(setup))
     model = model.to(torch.device(setup.device)).eval()
-    cache = make_cache(max_memory_percent=_TINY_SHARE) if setup.is_tiny else None
+    cache = make_cache(**_TINY_CACHE) if setup.is_tiny else None
     items = requests(setup.sizes)
     with model.continuous_batching_context_manager(
         generation_config=make_config(do_sample=False, eos_token_id=-1, pad_token_id=0),
