@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.int8 import Int8Product, can_multiply_int8, quantize_rows, scale_rows
 from support.oracle import request, run
+from support.ranks import cut_engine
 from support.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -100,7 +102,7 @@ def test_without_kernels_the_product_has_the_same_bits() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_model_answers_in_eight_bits_alone_as_in_company(tmp_path: Path, family: str) -> None:
-    """The engine serves it, with the same log-probabilities for a request whoever is beside it."""
+    """Its log-probabilities are the same whoever is beside it, on one rank as on two."""
     settings = EngineSettings(
         model=str(make_tiny_model(tmp_path, family)),
         device="cpu",
@@ -110,12 +112,13 @@ def test_a_model_answers_in_eight_bits_alone_as_in_company(tmp_path: Path, famil
         kv_cache_memory_bytes=16 * 2**20,
         enable_prefix_caching=False,
     )
-    engine, ready = load_engine(settings)
     commands = [request(i, [9 + i] * (3 + i), max_tokens=6, logprobs=5) for i in range(20)]
-    together = run(engine, *commands)
-    alone = run(engine, commands[3])
-    assert alone.sampled[3] == together.sampled[3]
-    assert ready.dtype == "bfloat16"
+    for served in (nullcontext(load_engine(settings)), cut_engine(settings, 2)):
+        with served as (engine, ready):
+            together = run(engine, *commands)
+            alone = run(engine, commands[3])
+        assert alone.sampled[3] == together.sampled[3]
+        assert ready.dtype == "bfloat16"
 
 
 def test_eight_bits_are_smaller(tmp_path: Path) -> None:
