@@ -105,7 +105,7 @@ class EngineReady:
     num_blocks: int  # usable blocks, the trash block not counted
     memory_budget_bytes: int  # M
     weights_bytes: int  # W
-    activation_bytes: int
+    activation_bytes: int  # temporaries of the largest step, and CUDA graphs
     kv_bytes_per_token: int  # k
     max_num_seqs: int
     max_num_batched_tokens: int
