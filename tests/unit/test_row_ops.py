@@ -8,8 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from headrace_worker.attention.base import AttentionBackend, KVCacheSpec
+from headrace_worker.attention.cpu import CpuBackend
+from headrace_worker.attention.native import NativeBackend
 from headrace_worker.kernels import load_kernels
 from headrace_worker.kernels.row_checks import find_differences
+from headrace_worker.model.kv_place import KVPlace
 from headrace_worker.model.norm import Norm
 from headrace_worker.model.row_ops import (
     TORCH_ROW_OPS,
@@ -18,6 +22,7 @@ from headrace_worker.model.row_ops import (
     TorchRowOps,
     best_row_ops,
 )
+from support.packed import Share, pack
 
 CPU = torch.device("cpu")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -122,6 +127,27 @@ def test_a_rotation_has_torchs_bits(
     wanted = torch.cat((TORCH_ROW_OPS.rotate(fused[:, :3], rotation), fused[:, 3:]), 1)
     kernels.rotate(fused[:, :3], rotation)
     assert torch.equal(fused, wanted)
+
+
+@DTYPES
+@pytest.mark.parametrize("backend", [NativeBackend, CpuBackend])
+@pytest.mark.parametrize("block_size", [4, 32])
+def test_a_rotation_that_writes_leaves_the_same_cache(
+    kernels: KernelRowOps, backend: type[AttentionBackend], block_size: int, dtype: torch.dtype
+) -> None:
+    """In one pass or in two: every bit that attention reads back is the same."""
+    batch = pack([Share([0] * 40, 0, list(range(1, 11))), Share([0], 3, [11])], block_size)
+    cos, sin = (rows_of(41, 8, dtype)[:, None] for _ in range(2))
+    rotation = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    rows, results = rows_of(41, 5 * 16, dtype).view(41, 5, 16), []
+    for ops in (kernels, TORCH_ROW_OPS):
+        own = backend()
+        own.allocate(KVCacheSpec(1, 1, 16, dtype, CPU, block_size), 12)
+        own.begin(batch)
+        fused = rows.clone()
+        query = ops.rotate_and_write(fused[:, :4], fused[:, 4:], rotation, KVPlace(0, batch, own))
+        results.append(own.attend(query, 0, batch, scale=0.25))
+    assert torch.equal(*results)
 
 
 def _norm(ops: RowOps, rows: torch.Tensor) -> torch.Tensor:

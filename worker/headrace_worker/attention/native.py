@@ -79,10 +79,13 @@ class NativeBackend(AttentionBackend):
         self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: PackedBatch
     ) -> None:
         """Store the new keys and values at their slots."""
+        caches = self.layer_cache(layer)
+        torch.ops.headrace.write_kv(*caches, key, value, batch.slot_mapping)
+
+    def layer_cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the key and value cache of ``layer``, for a kernel that fills them itself."""
         cache = self._allocated
-        torch.ops.headrace.write_kv(
-            cache.key[layer], cache.value[layer], key, value, batch.slot_mapping
-        )
+        return cache.key[layer], cache.value[layer]
 
     def attend(
         self,

@@ -33,4 +33,14 @@ const T* row_of(const at::Tensor& rows, int64_t token, int64_t head) {
   return rows.const_data_ptr<T>() + token * rows.stride(0) + head * rows.stride(1);
 }
 
+// Stores one token's keys and values [num_tokens, kv_heads, head_dim], which have dense rows.
+template <class T>
+void store_token(const KvLayer<T>& layer, int64_t slot, const at::Tensor& keys,
+                 const at::Tensor& values, int64_t token) {
+  for (int64_t head = 0; head < layer.kv_heads; ++head) {
+    layer.store_key(slot, head, row_of<T>(keys, token, head));
+    layer.store_value(slot, head, row_of<T>(values, token, head));
+  }
+}
+
 }  // namespace headrace

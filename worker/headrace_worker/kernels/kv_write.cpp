@@ -22,10 +22,7 @@ void write_kv(const at::Tensor& key_cache, const at::Tensor& value_cache, const 
     const auto layer = kv_layer<T>(key_cache, value_cache);
     at::parallel_for(0, keys.size(0), kTokensPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token)
-        for (int64_t head = 0; head < layer.kv_heads; ++head) {
-          layer.store_key(slot[token], head, row_of<T>(keys, token, head));
-          layer.store_value(slot[token], head, row_of<T>(values, token, head));
-        }
+        store_token(layer, slot[token], keys, values, token);
     });
   });
 }

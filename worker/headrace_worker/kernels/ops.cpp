@@ -35,6 +35,10 @@ TORCH_LIBRARY(headrace, ops) {
   ops.def("silu_mul(Tensor gate_up) -> Tensor", &headrace::silu_mul);
   ops.def("gelu_tanh_mul(Tensor gate_up) -> Tensor", &headrace::gelu_tanh_mul);
   ops.def("rotate(Tensor(a!) heads, Tensor cos, Tensor signed_sin) -> ()", &headrace::rotate);
+  ops.def(
+      "rotate_and_write(Tensor(a!) query_key, Tensor value, Tensor cos, Tensor signed_sin,"
+      " Tensor(b!) key_cache, Tensor(c!) value_cache, Tensor slots) -> ()",
+      &headrace::rotate_and_write);
   ops.def("max_of_rows(Tensor rows) -> (Tensor, Tensor)", &headrace::max_of_rows);
   ops.def("quantize_rows(Tensor x) -> (Tensor, Tensor)", &headrace::quantize_rows);
   ops.def("scale_rows(Tensor(a!) rows, Tensor scales, Tensor? bias) -> ()", &headrace::scale_rows);

@@ -25,6 +25,12 @@ at::Tensor gelu_tanh_mul(const at::Tensor& gate_up);
 // Rotates heads [num_rows, heads, head_dim] in place; cos, signed_sin: [num_rows, 1, rotary_dim].
 void rotate(at::Tensor heads, const at::Tensor& cos, const at::Tensor& signed_sin);
 
+// The same for queries and, behind them, keys; while a token is at hand, its keys and its values
+// [num_rows, kv_heads, head_dim] go to its slot of a layer's cache, see write_kv.
+void rotate_and_write(at::Tensor query_key, const at::Tensor& value, const at::Tensor& cos,
+                      const at::Tensor& signed_sin, const at::Tensor& key_cache,
+                      const at::Tensor& value_cache, const at::Tensor& slots);
+
 // The largest element of each row as float32, NaN if there is one, and its first index as int64.
 std::tuple<at::Tensor, at::Tensor> max_of_rows(const at::Tensor& rows);
 

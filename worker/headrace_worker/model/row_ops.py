@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from headrace_worker.attention.base import AttentionNeed
+from headrace_worker.attention.native import NativeBackend
 from headrace_worker.attention.triton import TritonBackend
 from headrace_worker.kernels import load_kernels
 from headrace_worker.model.activations import ACTIVATIONS
@@ -88,6 +89,7 @@ class KernelRowOps(RotateThenWrite):
         self._norm = ops.rms_norm.default
         self._add_norm = ops.add_rms_norm.default
         self._rotate = ops.rotate.default
+        self._rotate_and_write = ops.rotate_and_write.default
         self._gates = {"silu": ops.silu_mul.default, "gelu_pytorch_tanh": ops.gelu_tanh_mul.default}
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -113,6 +115,16 @@ class KernelRowOps(RotateThenWrite):
         """Rotate in place."""
         self._rotate(heads, *rotation)
         return heads
+
+    def rotate_and_write(
+        self, query_key: torch.Tensor, value: torch.Tensor, rotation: Rotation, place: KVPlace
+    ) -> torch.Tensor:
+        """Rotate in place and fill the slots in one pass, where the cache is that of our kernels."""
+        if not isinstance(place.backend, NativeBackend):
+            return super().rotate_and_write(query_key, value, rotation, place)
+        caches = place.backend.layer_cache(place.layer)
+        self._rotate_and_write(query_key, value, *rotation, *caches, place.batch.slot_mapping)
+        return query_key[:, : query_key.shape[1] - value.shape[1]]
 
 
 TORCH_ROW_OPS = TorchRowOps()
