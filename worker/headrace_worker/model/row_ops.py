@@ -119,7 +119,7 @@ class KernelRowOps(RotateThenWrite):
     def rotate_and_write(
         self, query_key: torch.Tensor, value: torch.Tensor, rotation: Rotation, place: KVPlace
     ) -> torch.Tensor:
-        """Rotate in place and fill the slots in one pass, where the cache is that of our kernels."""
+        """Rotate in place and fill the slots in one pass, where the cache is our kernels' own."""
         if not isinstance(place.backend, NativeBackend):
             return super().rotate_and_write(query_key, value, rotation, place)
         caches = place.backend.layer_cache(place.layer)
