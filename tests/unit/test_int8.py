@@ -14,8 +14,9 @@ from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.kernels import load_kernels
 from headrace_worker.model import load_model
 from headrace_worker.model.decoder import Decoder
+from headrace_worker.model.eight_bits import quantize_rows, scale_rows
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.int8 import Int8Product, can_multiply_int8, quantize_rows, scale_rows
+from headrace_worker.model.int8 import Int8Product, can_multiply_int8
 from support.oracle import request, run
 from support.ranks import cut_engine
 from support.tiny_models import make_tiny_model
@@ -141,10 +142,10 @@ def test_what_cannot_be_quantized_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="'int8' is for model_impl 'native' only"):
         model.packed("int8")
     native = load_model(folder, dtype=torch.float32, device=CPU)
-    with pytest.raises(ModelLoadError, match="unknown quantization 'awq'; known: none, int8"):
+    with pytest.raises(ModelLoadError, match="unknown quantization 'awq'; known: none, int8, fp8"):
         native.packed("awq")
     with (
-        patch("headrace_worker.model.loading.can_multiply_int8", return_value=False),
+        patch("headrace_worker.model.quantization.can_multiply_int8", return_value=False),
         pytest.raises(ModelLoadError, match="this CPU or torch is not exact"),
     ):
         native.packed("int8")

@@ -92,8 +92,8 @@ class WorkerSettings(BaseSettings):
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="whose model code runs: auto is native where there is such"
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="none: weights in dtype; int8: eight bits, on a CPU"
+    quantization: Literal["none", "int8", "fp8"] = Field(
+        "none", description="none: weights in dtype; int8 or, on a GPU, fp8: in eight bits"
     )
     attention_backend: str | None = Field(None, description="else the best that is available")
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(

@@ -32,6 +32,7 @@ from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.kernels import load_kernels
 from headrace_worker.model import LoadedModel, load_model
+from headrace_worker.model.quantization import check_quantization
 from headrace_worker.model.ranks import ALONE, Ranks
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,6 +53,7 @@ def load_engine(
         torch.set_num_threads(settings.num_threads)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    check_quantization(settings.quantization, dtype, device)  # before all is read
     model = load_model(
         settings.model, dtype=dtype, device=device, model_impl=settings.model_impl, ranks=ranks
     ).packed(settings.quantization)

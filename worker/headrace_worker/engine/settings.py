@@ -23,7 +23,7 @@ class EngineSettings:
     model_name: str | None = None  # what reports call the model; None: the loader's own name
     model_impl: str = "auto"  # auto, native, transformers: whose model code runs
     dtype: str = "auto"  # auto, float32, bfloat16, float16
-    quantization: str = "none"  # none, int8: of the projections
+    quantization: str = "none"  # none, int8, fp8: of the projections
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     tensor_parallel_size: int = 1  # ranks that the model is cut over, a process each
     max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own

@@ -8,7 +8,7 @@ from torch.nn import functional
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.layer import DecoderLayer, empty_norm
-from headrace_worker.model.linear import Linear, ProductShape
+from headrace_worker.model.linear import Linear, ProductShape, Quantize
 from headrace_worker.model.ranks import ALONE, Ranks, num_words_of
 from headrace_worker.model.rope import RotaryTable
 from headrace_worker.model.row_counts import RowCounts
@@ -103,11 +103,11 @@ class Decoder:
             named["lm_head.weight"] = self.head.weight
         return named
 
-    def pack(self, *, is_int8: bool = False) -> int:
+    def pack(self, quantize: Quantize | None = None) -> int:
         """Lay the filled weights out for the device; ``parameters`` must not be called afterwards.
 
-        With ``is_int8`` the projections of the layers become whole numbers of eight bits; the head,
-        whose rounding would be seen in every choice, keeps its format.
+        ``quantize`` is for the projections of the layers; the head, whose rounding would be seen in
+        every choice, keeps its format.
         Returns the bytes that the weights take beyond ``weights_bytes``; fewer are negative.
         """
         self.row_ops = best_row_ops(self.embedding.dtype, self.embedding.device)
@@ -118,10 +118,10 @@ class Decoder:
         num_more_bytes = 0
         for linear in (*projections, self.head):
             num_more_bytes -= linear.nbytes
-            keep_weight = linear is self.head and self.config.tie_word_embeddings
-            if is_int8 and linear is not self.head:
-                linear.quantize(keep_weight=keep_weight)
+            if quantize is not None and linear is not self.head:
+                linear.quantize(quantize)
             else:
+                keep_weight = linear is self.head and self.config.tie_word_embeddings
                 linear.pack(keep_weight=keep_weight, known=known)
             num_more_bytes += linear.nbytes
         return num_more_bytes

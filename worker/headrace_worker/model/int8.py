@@ -1,4 +1,4 @@
-"""A projection in eight bits: whole numbers are multiplied, so no product rounds by its company.
+"""A projection in eight bits on a CPU: sums of whole numbers, which no company rounds otherwise.
 
 Weights have one scale an output, activations one scale a row, found anew for each row (Dettmers et
 al., 2022, call it vector-wise quantization). Sums of whole numbers are exact in any order: a row
@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from headrace_worker.kernels import kernels_are_loaded
+from headrace_worker.model.eight_bits import quantize_rows, scale_rows
 
 _LARGEST = 127  # both signs alike
 
@@ -41,20 +42,6 @@ class Int8Product:
         return scale_rows(product, scales, self._bias)
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 numbers like ``x [num_rows, size]`` and float32 scales, ``[num_rows]``.
-
-    A row that is not finite gets a scale that is not a number, and so does whatever comes of it.
-    """
-    wide = x.float()
-    largest = wide.abs().amax(dim=-1)  # [num_rows]
-    is_usable = torch.isfinite(largest) & (largest > 0)
-    inverse = torch.where(is_usable, _LARGEST / largest, 0.0)
-    scaled = torch.where(is_usable[:, None], wide * inverse[:, None], 0.0).round_()
-    scales = torch.where(torch.isfinite(largest), largest / _LARGEST, torch.nan)
-    return scaled.clamp_(-_LARGEST, _LARGEST).to(torch.int8), scales
-
-
 def multiply_int8(
     numbers: torch.Tensor,  # [num_rows, in] int8
     weight: torch.Tensor,  # [out, in], packed
@@ -67,14 +54,6 @@ def multiply_int8(
         numbers, 1.0, 0, weight, scales, zeros, None, 1.0, 0, dtype, "none", [], ""
     )
     return product
-
-
-def scale_rows(
-    product: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return ``product * scales + bias``, by row, rounded once."""
-    scaled = product.float() * scales[:, None]
-    return (scaled if bias is None else scaled + bias.float()).to(product.dtype)
 
 
 @cache

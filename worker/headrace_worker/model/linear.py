@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from headrace_worker.kernels import kernels_are_loaded
-from headrace_worker.model.int8 import Int8Product
 from headrace_worker.model.row_counts import RowCounts, multiply_padded
 
 # [out_features, in_features], number format, whether there is a bias
 ProductShape = tuple[int, int, torch.dtype, bool]
+
+
+class Product(Protocol):
+    """A weight and a bias in a layout of their own, and how rows are multiplied with them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight, scales included."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[num_tokens, out_features]`` of ``[num_tokens, in_features]``."""
+        ...
+
+
+# of a weight, [out_features, in_features], and a bias, [out_features]
+Quantize = Callable[[torch.Tensor, torch.Tensor | None], Product]
 
 
 class Linear:
@@ -26,7 +44,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight  # [out_features, in_features]; gone once packed
         self.bias = bias  # [out_features]
-        self._product: PackedProduct | MatrixProduct | Int8Product | None = None  # None: not packed
+        self._product: Product | None = None  # None: not packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[num_tokens, out_features]``."""
@@ -64,11 +82,10 @@ class Linear:
         if not keep_weight:
             del self.weight
 
-    def quantize(self, *, keep_weight: bool = False) -> None:
-        """Turn the filled weight into eight bits; only where ``can_multiply_int8``."""
-        self._product = Int8Product(self.weight, self.bias)
-        if not keep_weight:
-            del self.weight
+    def quantize(self, quantize: Quantize) -> None:
+        """Turn the filled weight into fewer bits; the weight itself is dropped then."""
+        self._product = quantize(self.weight, self.bias)
+        del self.weight
 
 
 class MatrixProduct:

@@ -16,7 +16,7 @@ from headrace_worker.model.config import (
 )
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.int8 import can_multiply_int8
+from headrace_worker.model.quantization import check_quantization, quantize_for
 from headrace_worker.model.ranks import ALONE, Ranks
 from headrace_worker.model.safetensors_reader import SafetensorsReader
 from headrace_worker.model.sharding import ShardedSource, shard_config
@@ -26,7 +26,6 @@ from headrace_worker.model.weights import CuttableSource, TensorSource, fill, re
 if TYPE_CHECKING:  # it brings transformers' models, which most workers never need
     from headrace_worker.model.external import ExternalConfig, ExternalDecoder
 
-QUANTIZATIONS = ("none", "int8")
 MODEL_IMPLS = ("auto", "native", "transformers")
 DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
@@ -51,20 +50,12 @@ class LoadedModel:
         """
         if quantization == "none":
             return replace(self, weights_bytes=self.weights_bytes + self.decoder.pack())
-        if quantization not in QUANTIZATIONS:
-            known = ", ".join(QUANTIZATIONS)
-            raise ModelLoadError(f"unknown quantization {quantization!r}; known: {known}")
         if not isinstance(self.decoder, Decoder):
             raise ModelLoadError(f"quantization {quantization!r} is for model_impl 'native' only")
         weight = self.decoder.embedding
-        if weight.device.type != "cpu":
-            raise ModelLoadError(
-                f"quantization {quantization!r} runs on a CPU, not {weight.device}"
-            )
-        if not can_multiply_int8(weight.dtype):
-            raise ModelLoadError(f"quantization {quantization!r}: this CPU or torch is not exact")
-        num_bytes = self.weights_bytes + self.decoder.pack(is_int8=True)
-        return replace(self, weights_bytes=num_bytes)
+        check_quantization(quantization, weight.dtype, weight.device)
+        num_more_bytes = self.decoder.pack(quantize_for(quantization, weight.device))
+        return replace(self, weights_bytes=self.weights_bytes + num_more_bytes)
 
 
 def load_model(
