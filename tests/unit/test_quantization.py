@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from headrace_worker import doctor
 from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model.device_products import FP8_MULTIPLICATION, INT8_MULTIPLICATION
@@ -81,3 +85,38 @@ def test_each_device_gets_its_own_product() -> None:
         chosen = quantize_for(name, GPU)
         assert isinstance(chosen, partial)
         assert chosen.keywords == {"how": how}
+
+
+def look(capsys: pytest.CaptureFixture[str], quantization: str, model: str = "none") -> Any:
+    """What the doctor of the worker package says of a quantization on a CPU."""
+    options = ("--model", model, "--device", "cpu", "--dtype", "float32")
+    assert doctor.main((*options, "--quantization", quantization)) == 0
+    findings = json.loads(capsys.readouterr().out)
+    return next((each for each in findings if each["name"] == "quantization"), None)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_the_doctor_says_whether_the_device_has_the_products(
+    is_exact: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the words of a worker that would refuse to start; without the option it says nothing."""
+    with patch("headrace_worker.model.quantization.can_multiply_int8", return_value=is_exact):
+        found = look(capsys, "int8")
+    assert found["ok"] == is_exact
+    assert ("float32 in the head" if is_exact else "is not exact") in found["detail"]
+    refused = look(capsys, "fp8")
+    assert "'fp8': it runs on a GPU" in refused["detail"]
+    assert refused["mend"] == "leave --quantization out: weights stay in float32"
+    assert look(capsys, "none") is None
+
+
+def test_the_doctor_refuses_eight_bits_for_models_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only our own decoder has them, as a worker would say."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    found = look(capsys, "int8", str(tmp_path))
+    assert not found["ok"]
+    assert found["detail"] == "quantization 'int8' is for models of our own decoder only"

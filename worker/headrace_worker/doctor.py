@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Finding:
     """One thing that was looked at."""
 
-    name: str  # what: device, backend, row ops, model, ranks
+    name: str  # what: device, backend, row ops, quantization, model, ranks
     ok: bool | None  # None: it cannot be told here
     detail: str  # what was found
     mend: str = ""  # what to do when it is not ok
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none")
     parser.add_argument("--attention-backend")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -84,6 +85,9 @@ def _look_at_device(options: argparse.Namespace, model: _Model | None) -> Iterat
     yield _look_at_backends(need, options.attention_backend)
     if model is not None and model.is_native:
         yield _look_at_row_ops(dtype, device)
+    if options.quantization != "none":
+        is_native = model is None or model.is_native
+        yield _look_at_quantization(options.quantization, dtype, device, is_native=is_native)
 
 
 def _look_at_backends(need: AttentionNeed, wanted: str | None) -> Finding:
@@ -122,6 +126,25 @@ def _look_at_row_ops(dtype: torch.dtype, device: torch.device) -> Finding:
     if obstacle is None:
         return Finding("row ops", True, f"{name}: one kernel each for norms, gates and rotations")
     return Finding("row ops", None, f"{name} instead of kernels ({obstacle})")
+
+
+def _look_at_quantization(
+    name: str, dtype: torch.dtype, device: torch.device, *, is_native: bool
+) -> Finding:
+    """Say whether the device multiplies in so few bits; small products are tried on it."""
+    from headrace_worker.model.errors import ModelLoadError
+    from headrace_worker.model.quantization import check_quantization
+
+    mend = f"leave --quantization out: weights stay in {_name_of(dtype)}"
+    if not is_native:
+        detail = f"quantization {name!r} is for models of our own decoder only"
+        return Finding("quantization", False, detail, mend)
+    try:
+        check_quantization(name, dtype, device)
+    except ModelLoadError as error:
+        return Finding("quantization", False, str(error), mend)
+    detail = f"{name} in the projections of the layers, {_name_of(dtype)} in the head"
+    return Finding("quantization", True, detail)
 
 
 def _name_of(dtype: torch.dtype) -> str:

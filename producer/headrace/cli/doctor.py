@@ -51,6 +51,9 @@ def doctor(
     model: options.Model = options.DEFAULT_MODEL,
     device: Annotated[str, options.option("--device", "auto, cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[str, options.option("--dtype", "auto, float32, bfloat16, float16.")] = "auto",
+    quantization: Annotated[
+        str, options.option("--quantization", "none, int8, fp8: of the layers' weights.")
+    ] = "none",
     attention_backend: Annotated[
         str | None, options.option("--attention-backend", "Judge this one; otherwise the best.")
     ] = None,
@@ -64,6 +67,7 @@ def doctor(
     """
     with served(redis_url, queue) as place:
         flags = ["--model", model, "--device", device, "--dtype", dtype]
+        flags += ["--quantization", quantization]
         if attention_backend is not None:
             flags += ["--attention-backend", attention_backend]
         flags += ["--tensor-parallel-size", str(tensor_parallel_size)]
