@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from headrace_worker.engine.loader import load_engine
+from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import load_model
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.device_products import (
@@ -22,6 +24,7 @@ from headrace_worker.model.device_products import (
     multiply_reference,
 )
 from headrace_worker.model.eight_bits import FP8, INT8, EightBits, Quantized, quantize_rows
+from support.oracle import request, run
 from support.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -195,3 +198,29 @@ def test_a_model_answers_nearly_as_before(tmp_path: Path, how: DeviceMultiplicat
     errors = [error_of(new, old) for new, old in zip(after, before, strict=True)]
     assert max(errors[:2]) < 0.06
     assert errors[2] < 4e-3
+
+
+@OPERATORS
+def test_an_engine_serves_what_a_gpu_would_multiply(
+    tmp_path: Path, how: DeviceMultiplication
+) -> None:
+    """All requests are answered; in whole numbers with the same bits alone as in company."""
+    settings = EngineSettings(
+        model=str(make_tiny_model(tmp_path, "llama")),
+        device="cpu",
+        dtype="bfloat16",
+        quantization="int8",
+        kv_cache_memory_bytes=16 * 2**20,
+        enable_prefix_caching=False,
+    )
+    chosen = partial(DeviceProduct, how=how)
+    with (
+        patch("headrace_worker.model.quantization.can_multiply_int8", return_value=True),
+        patch("headrace_worker.model.loading.quantize_for", return_value=chosen),
+    ):
+        engine, _ = load_engine(settings)
+    commands = [request(i, [9 + i] * (3 + i), max_tokens=6, logprobs=5) for i in range(20)]
+    together, alone = run(engine, *commands), run(engine, commands[3])
+    assert all(len(together.sampled[i]) == 6 for i in range(20))
+    if how is INT8_MULTIPLICATION:
+        assert alone.sampled[3] == together.sampled[3]
