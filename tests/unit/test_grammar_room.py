@@ -33,11 +33,11 @@ class TightTokens(GrammarTokens):
         return matcher
 
 
-def tight() -> Engine:
+def tight(**options: bool) -> Engine:
     """Return an engine with such tokens."""
     known = oracle_tokens()
     tokens = TightTokens(known.tokenizer, known.executor, known.eos_token_ids, known.eos_mask)
-    return roomy(load_tokens=lambda: tokens)
+    return roomy(load_tokens=lambda: tokens, **options)
 
 
 def exploding(seq_id: int, num_tokens: int = 30) -> AddSequence:
@@ -67,9 +67,10 @@ def test_a_schema_that_was_served_all_day_is_still_served() -> None:
     assert everything_is_free(engine)
 
 
-def test_outputs_of_one_grammar_do_not_fail_for_each_other() -> None:
+@pytest.mark.parametrize("one_ahead", [False, True])
+def test_outputs_of_one_grammar_do_not_fail_for_each_other(one_ahead: bool) -> None:
     """Each is the same beside seven others as alone, and no token is told twice."""
-    engine = tight()
+    engine = tight(one_ahead=one_ahead)
     answers = run_grammars(engine, *map(exploding, range(8)))
     assert not answers.failed
     assert answers.tokens == {seq_id: alone(seq_id) for seq_id in range(8)}

@@ -24,7 +24,7 @@ from typing import Protocol
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import EngineStepError
 from headrace_worker.engine.grammar_compiler import GrammarCompiler
-from headrace_worker.engine.messages import SampledToken, StepOutcome
+from headrace_worker.engine.messages import StepOutcome
 from headrace_worker.engine.running import RowResult, check_answers
 from headrace_worker.engine.schedule import Schedule, ScheduledSequence
 from headrace_worker.engine.scheduler import Scheduler
@@ -149,12 +149,11 @@ class OneAheadEngine(Engine):
         self.scheduler.land(
             (share.seq, share.end if share.seq.seq_id in here else None) for share in flight.shares
         )
+        for share in here.values():  # whatever came of it: a token, or a failure that is mended
+            share.seq.num_pending_tokens -= share.samples
         results = [result for result in told if result.seq_id in here]
         for result in results:
-            seq = here[result.seq_id].seq
-            if isinstance(result, SampledToken):
-                seq.num_pending_tokens -= 1
-            self._take(seq, result)
+            self._take(here[result.seq_id].seq, result)
         check_answers({share.seq.seq_id for share in here.values() if share.samples}, results)
         self._take_back(flight.step.corrected & here.keys())
         return results

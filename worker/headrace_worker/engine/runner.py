@@ -84,6 +84,7 @@ class ModelRunner:
             message = str(error)
         # Out here nothing of the step is alive: while it is handled, an error keeps its frames, and
         # they their tensors.
+        self._last = None  # it lands before another step is tried
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         raise StepTooLarge(message)
