@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.alternate import alternate, say
 from benchmarks.figures import gigabytes, milliseconds, ratio, summary
 from benchmarks.options import Options, add_options, options_of
-from benchmarks.store import save
+from benchmarks.store import load, save
 from benchmarks.systems.registry import PEERS, SYSTEMS, RunFailed
 from benchmarks.tables import print_table
 
@@ -32,14 +32,24 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="separated by commas")
     given = parser.parse_args()
     options = options_of(given)
-    pairs = []
-    for workload in given.workloads.split(","):
-        for peer in given.peers.split(","):
+    peers, workloads = given.peers.split(","), given.workloads.split(",")
+    if unknown := sorted({*peers} - {*PEERS} | {*workloads} - {*WORKLOADS}):
+        parser.error(f"unknown: {', '.join(unknown)}; peers are {PEERS}, workloads {WORKLOADS}")
+    pairs: list[dict[str, Any]] = []
+    kept = (load(_file_name(options)) or {"data": {"pairs": []}})["data"]["pairs"]
+    for workload in workloads:
+        for peer in peers:
             if options.quantization == "none" or peer in QUANTIZED_PEERS:
                 pairs.append(compare(options, workload, peer))
-                save(_file_name(options), options, {"pairs": pairs})
+                save(_file_name(options), options, {"pairs": renewed(kept, pairs)})
     print_table(HEADINGS, [row(pair) for pair in pairs])
     sys.exit(any("failed" in pair for pair in pairs))
+
+
+def renewed(kept: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return all pairs, those of earlier runs too where they were not measured again."""
+    both = {(pair["workload"], pair["peer"]): pair for pair in (*kept, *pairs)}
+    return list(both.values())
 
 
 def compare(options: Options, workload: str, peer: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.bench import ALL_SECTIONS
-from benchmarks.compare import HEADINGS, row
+from benchmarks.compare import HEADINGS, renewed, row
 from benchmarks.options import Options
 from benchmarks.plots import PLOTS, draw_all
 from benchmarks.store import load, save
@@ -180,3 +180,11 @@ def test_a_plot_that_did_not_change_is_the_same_file(tmp_path: Path) -> None:
     save("static", Options(), DATA["static"], tmp_path)
     (first,), (second,) = (draw_all(tmp_path / name, tmp_path) for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_pairs_of_an_earlier_run_are_kept_until_they_are_measured_again() -> None:
+    """Peers can be run one at a time: each takes its own place in the table, and no other's."""
+    first = [{"workload": "mixed", "peer": peer, "ratio": 1.0} for peer in ("vllm", "openvino")]
+    again = {"workload": "mixed", "peer": "vllm", "ratio": 1.2}
+    other = {"workload": "single", "peer": "vllm", "ratio": 1.6}
+    assert renewed(first, [again, other]) == [again, first[1], other]
