@@ -14,12 +14,12 @@ from headrace_worker.engine.device_memory import MemoryUse, Meter, measure, meas
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.graphs import (
     Capture,
-    Decoder,
     GraphedDecoder,
     GraphLimits,
     graph_sizes,
 )
 from headrace_worker.engine.largest_step import LargestStep
+from headrace_worker.engine.runner import Decoder
 from headrace_worker.engine.scores import MAX_ROWS
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import Decoder as NativeDecoder

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from headrace_worker.engine.graphs import Capture, Decoder, GraphedDecoder, Replay
+from headrace_worker.engine.graphs import Capture, GraphedDecoder, Replay
+from headrace_worker.engine.runner import Decoder
 
 _WARM_UPS = 2  # forwards in which kernels are compiled and libraries take their workspaces
 

@@ -17,30 +17,18 @@ from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlyList
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.block_pool import TRASH_BLOCK
+from headrace_worker.engine.runner import Decoder
 
 _LARGEST = 512  # rows; beyond that a step takes so long that Python keeps up
 _EVERY = 8  # rows, from the first of that size on
 
 Replay = Callable[[], torch.Tensor]  # computes again what was captured; the result is overwritten
 Capture = Callable[[Callable[[], torch.Tensor]], Replay]
-
-
-class Decoder(Protocol):
-    """What a graph records of a model."""
-
-    def forward(self, batch: PackedBatch, backend: AttentionBackend) -> torch.Tensor:
-        """Return the hidden state of every new token, ``[num_tokens, hidden]``."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[num_rows, vocab]`` float32 for hidden states ``[num_rows, hidden]``."""
-        ...
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.engine.block_pool import TRASH_BLOCK
 from headrace_worker.engine.draw import Draw, draw_ahead
-from headrace_worker.engine.graphs import Decoder
+from headrace_worker.engine.runner import Decoder
 
 # Tokens of a context from which on attention takes no more memory: it is cut into no more parts.
 _LONG_CONTEXT = 16_384
