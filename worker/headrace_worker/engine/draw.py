@@ -61,6 +61,7 @@ class DrawnAhead:
     rows: list[int]  # of the logits
     tokens: torch.Tensor  # [len(rows)] int64; of a row without a finite maximum anything
     is_sure: torch.Tensor  # [len(rows)] bool; elsewhere only ``draw_tokens`` knows the token
+    may_be_unsure: bool  # whether any of them looked at some candidates only
 
 
 def draw_ahead(logits: torch.Tensor, draws: Mapping[int, Draw]) -> DrawnAhead:
@@ -69,8 +70,9 @@ def draw_ahead(logits: torch.Tensor, draws: Mapping[int, Draw]) -> DrawnAhead:
     Rows without a finite maximum may be among them.
     """
     rows: list[int] = []
-    tokens, is_sure = [], []
+    tokens, is_sure, may_be_unsure = [], [], False
     for num_candidates, numbers in _batches(logits, draws):
+        may_be_unsure |= num_candidates not in (None, logits.shape[-1])
         index = to_device(torch.tensor(numbers), logits.device)
         group = _Rows(logits[index], [draws[number] for number in numbers])
         drawn, is_complete = group.draw_once(num_candidates)
@@ -78,7 +80,12 @@ def draw_ahead(logits: torch.Tensor, draws: Mapping[int, Draw]) -> DrawnAhead:
         tokens.append(drawn)
         is_sure.append(is_complete)
     nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
-    return DrawnAhead(rows, torch.cat((*tokens, nothing)), torch.cat((*is_sure, nothing.bool())))
+    return DrawnAhead(
+        rows,
+        torch.cat((*tokens, nothing)),
+        torch.cat((*is_sure, nothing.bool())),
+        may_be_unsure,
+    )
 
 
 def _batches(
