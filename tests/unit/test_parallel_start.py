@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace_worker.engine.errors import SettingsError
+from headrace_worker.engine.loader import make_current
 from headrace_worker.engine.parallel import load_leading, rank_device
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model.errors import ModelLoadError
@@ -58,6 +59,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two GPUs, as far as torch is asked."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -80,3 +82,24 @@ def test_more_ranks_than_gpus_are_refused(size: int, device: str, reason: str) -
     """By both numbers, or by the device that was named."""
     with pytest.raises(SettingsError, match=reason):
         rank_device(device, 0, size)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_that_cannot_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without NCCL is named before a rank waits for another."""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(SettingsError, match=r"tensor_parallel_size 2 needs NCCL, which torch \d"):
+        rank_device("cuda", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])]
+)
+def test_the_gpu_that_was_named_is_the_one_that_kernels_run_on(
+    device: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams, events and Triton's launches are of the current one, whatever tensors are on."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
+    make_current(torch.device(device))
+    assert chosen == expected

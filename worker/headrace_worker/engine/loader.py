@@ -52,6 +52,7 @@ def load_engine(
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     device = choose_device(settings.device)
+    make_current(device)
     dtype = choose_dtype(settings.dtype, device)
     check_quantization(settings.quantization, dtype, device)  # before all is read
     model = load_model(
@@ -83,6 +84,15 @@ def choose_device(name: str) -> torch.device:
             f"device {name!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices"
         )
     return device
+
+
+def make_current(device: torch.device) -> None:
+    """Have this process compute on a GPU that was named by its number.
+
+    Triton launches on the current one, and there is where streams, events and graphs are made.
+    """
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
+from torch import distributed
 
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.errors import EngineRefused, SettingsError
@@ -74,7 +75,8 @@ def load_following(join: JoinRanks) -> FollowingDecoder:
 def rank_device(name: str, rank: int, size: int) -> torch.device:
     """Return a rank's device: the GPU of its number, or the CPU that all share.
 
-    Raises SettingsError where there are fewer GPUs than ranks, or one of them was named.
+    Raises SettingsError where there are fewer GPUs than ranks, one of them was named, or torch
+    cannot add up over them.
     """
     device = choose_device(name)
     if device.type != "cuda":
@@ -88,6 +90,11 @@ def rank_device(name: str, rank: int, size: int) -> torch.device:
         raise SettingsError(
             f"tensor_parallel_size {size} is more than the {torch.cuda.device_count()} CUDA devices"
             " that torch sees"
+        )
+    if not distributed.is_nccl_available():
+        raise SettingsError(
+            f"tensor_parallel_size {size} needs NCCL, which torch {torch.__version__} was built"
+            " without"
         )
     return torch.device("cuda", rank)
 
