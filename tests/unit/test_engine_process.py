@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -178,3 +180,21 @@ def test_a_priority_that_is_changed_counts_from_the_next_step_on() -> None:
         assert outcomes[-1].preempted == (1,)
         rest = answer_of(engine, 1)
         assert rest == fake_answer([1], max_tokens=100, seed=1)[-len(rest) :]
+
+
+HANGS_AT_ITS_END = """
+import atexit, threading
+from headrace_worker.engine.process import leave
+atexit.register(threading.Event().wait)
+print("all is said")
+leave(7)
+"""
+
+
+def test_a_library_that_hangs_at_the_end_holds_nobody_up() -> None:
+    """As CUDA's may with a broken device, and NCCL's with a rank that is gone."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS_AT_ITS_END],
+        capture_output=True, check=False, timeout=PATIENCE_S, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (7, "all is said\n")

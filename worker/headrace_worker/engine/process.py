@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import NoReturn
 
 from headrace_worker.engine.channel import Channel, ChannelClosed
 from headrace_worker.engine.engine import Engine
@@ -111,6 +112,16 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def leave(status: int) -> NoReturn:
+    """End this process now that all is said, without what libraries do when Python ends.
+
+    Those of CUDA wait there for a device that may be broken, and NCCL's for ranks that are gone.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def exit_with_parent(fd: int) -> None:
     """Watch the channel from a sleeping thread, so that no hung step outlives the parent."""
     watch = select.poll()
@@ -146,4 +157,4 @@ def _load_model_engine(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -17,7 +17,7 @@ from headrace_worker.engine.channel import Channel, ChannelClosed
 from headrace_worker.engine.errors import EngineRefused
 from headrace_worker.engine.messages import EngineFailed
 from headrace_worker.engine.orders import JoinRanks
-from headrace_worker.engine.process import exit_with_parent, ignore_signals
+from headrace_worker.engine.process import exit_with_parent, ignore_signals, leave
 
 _SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 
@@ -63,4 +63,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
