@@ -31,7 +31,8 @@ def adjust_logits(logits: torch.Tensor, seqs: ReadOnlyList[Sequence]) -> torch.T
         _penalize_repetition(logits, seqs)
         _penalize_output(logits, seqs)
         masked = [list(_masked_token_ids(seq)) for seq in seqs]
-        logits[_find_cells(logits, masked)] = float("-inf")
+        # Of a plain number, torch would make a copy on the device, and wait for it.
+        logits[_find_cells(logits, masked)] = logits.new_full((), float("-inf"))
         mask_by_grammar(logits, [seq.grammar for seq in seqs])
     return logits
 
