@@ -164,7 +164,13 @@ class _Parts:
             kv_bytes_per_token=spec.bytes_per_token,
             block_size=spec.block_size,
         )
-        self.backend.allocate(spec, plan.num_blocks + 1)
+        try:
+            self.backend.allocate(spec, plan.num_blocks + 1)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"no memory for a KV cache of {plan.num_blocks + 1} blocks of {spec.block_size}"
+                f" tokens, {spec.bytes_per_token} bytes each: {error}"
+            ) from error
         return plan
 
     def build_engine(
@@ -248,11 +254,11 @@ class _Parts:
 
     def _divide_memory(self, accelerator: Accelerator) -> tuple[int, int]:
         """Return the bytes for KV blocks, and those for activations and graphs."""
-        estimate = self._activation_bytes()
-        if self.settings.kv_cache_memory_bytes is not None:
-            return self.settings.kv_cache_memory_bytes, estimate
+        given = self.settings.kv_cache_memory_bytes
         if self.device.type == "cpu":
-            return default_cpu_kv_bytes(), estimate
+            kv_cache_bytes = default_cpu_kv_bytes() if given is None else given
+            return kv_cache_bytes, self._activation_bytes()
+        # Also where nothing is to be divided: a step that cannot run is refused before it is due.
         use = accelerator.survey(CudaMeter(self.device))
-        kv_cache_bytes = use.kv_cache_bytes(self.settings.gpu_memory_utilization)
-        return kv_cache_bytes, use.activation_bytes + use.graph_bytes
+        left = use.kv_cache_bytes(self.settings.gpu_memory_utilization)
+        return (left if given is None else given), use.activation_bytes + use.graph_bytes

@@ -1,4 +1,4 @@
-"""Drawing again, on a device that may be short of memory: half of the rows at a time, if need be."""
+"""Drawing again on a device that may be short of memory: fewer rows at a time, where need be."""
 
 from __future__ import annotations
 
