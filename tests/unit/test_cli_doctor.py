@@ -110,10 +110,32 @@ def test_why_a_better_backend_does_not_run_is_said(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    found = look(capsys, "--model", "nothing", "--device", "cuda")["backend"]
+    findings = look(capsys, "--model", "nothing", "--device", "cuda")
+    found = findings["backend"]
     assert found["ok"]
     assert found["detail"].startswith("reference instead of flash (flash-attn 3: it needs compute")
     assert "triton (Triton: it needs compute capability 8.0, and cuda has 7.5)" in found["detail"]
+    assert findings["steps"]["ok"] is None
+    assert findings["steps"]["detail"].endswith("attention by 'reference' waits for the device")
+
+
+def test_how_steps_keep_a_gpu_busy_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Graphs go with attention that never waits for the device, on one GPU."""
+    properties = SimpleNamespace(name="GPU", total_memory=2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    flags = ("--model", "nothing", "--device", "cuda", "--attention-backend")
+    steps = look(capsys, *flags, "triton")["steps"]
+    assert (steps["ok"], steps["detail"]) == (
+        True, "scheduled one ahead, decodes replayed from CUDA graphs",
+    )  # fmt: skip
+    ranks = look(capsys, *flags, "triton", "--tensor-parallel-size", "2")["steps"]
+    assert ranks["detail"].endswith("without CUDA graphs: over 2 ranks they have not been tried")
+    assert "steps" not in look(capsys, *flags, "nothing")
 
 
 class _FlashOnCpu(Flash2Backend):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from headrace_worker.attention import KVCacheSpec
 from headrace_worker.attention.reference import ReferenceBackend
-from headrace_worker.engine.accelerator import Accelerator
+from headrace_worker.engine.accelerator import Accelerator, graphs_obstacle
 from headrace_worker.engine.device_memory import MemoryUse, measure, measure_two_graphs
 from headrace_worker.engine.errors import SettingsError
 from headrace_worker.engine.graphs import GraphedDecoder, GraphLimits
 from headrace_worker.engine.largest_step import LargestStep
+from headrace_worker.engine.loader import _Parts, load_engine
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model import LoadedModel, load_model
+from headrace_worker.model.ranks import ALONE
 from support.fake_capture import FakeCapture
 from support.oracle_backend import OracleBackend, OracleDecoder
 from support.tiny_models import make_tiny_llama
@@ -168,3 +173,53 @@ def test_there_are_as_many_rows_of_logits_as_ever_at_once() -> None:
     """Scores of prompts take some even where few sequences run."""
     rows = LargestStep(8, 2, 64, 32, 4, num_steps_in_flight=1).batch(CPU).logit_rows
     assert rows.tolist() == [row % 8 for row in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "is_native", "num_ranks", "obstacle"),
+    [
+        ("cuda", "flash", True, 1, None),
+        ("cuda:1", "triton", True, 1, None),
+        ("cpu", "native", True, 1, "graphs are CUDA's, and the device is 'cpu'"),
+        ("cuda", "reference", True, 1, "attention by 'reference' waits for the device"),
+        ("cuda", "flash", False, 1, "the model runs on transformers' code"),
+        ("cuda", "flash", True, 2, "over 2 ranks they have not been tried"),
+    ],
+)
+def test_what_keeps_decodes_from_being_recorded_is_named(
+    device: str, backend: str, is_native: bool, num_ranks: int, obstacle: str | None
+) -> None:
+    """A worker decides by it, and the doctor tells it."""
+    found = graphs_obstacle(torch.device(device), backend, is_native=is_native, num_ranks=num_ranks)
+    assert found == obstacle
+
+
+@pytest.mark.parametrize(("given", "kv_cache_bytes"), [(None, 52 * GIB), (7 * GIB, 7 * GIB)])
+def test_on_a_gpu_what_steps_take_is_measured_whoever_sizes_the_cache(
+    model: LoadedModel, given: int | None, kv_cache_bytes: int
+) -> None:
+    """A worker that is told how large its KV cache is reports no estimate beside it."""
+    settings = EngineSettings("m", kv_cache_memory_bytes=given, gpu_memory_utilization=0.9625)
+    backend, gpu = ReferenceBackend(), torch.device("cuda")
+    parts = _Parts(settings, model, backend, gpu, torch.float32, ALONE)
+    surveyed: Any = SimpleNamespace(
+        survey=lambda meter: MemoryUse(80 * GIB, 60 * GIB, 3 * GIB, 2 * GIB)
+    )
+    assert parts._divide_memory(surveyed) == (pytest.approx(kv_cache_bytes, abs=1), 5 * GIB)
+
+
+def test_a_cache_that_the_device_has_no_memory_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked for too much reads how much that was, and no trace of Python."""
+
+    def fail(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+
+    monkeypatch.setattr(ReferenceBackend, "allocate", fail)
+    settings = EngineSettings(
+        str(make_tiny_llama(tmp_path)), device="cpu", block_size=16, num_threads=1,
+        kv_cache_memory_bytes=2**20, attention_backend="reference",
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match=r"cache of \d+ blocks of 16 tokens, .* 9\.00 GiB"):
+        load_engine(settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pydantic
@@ -18,6 +20,7 @@ from headrace_worker.options import (
     variable,
 )
 from headrace_worker.settings import WorkerSettings
+from headrace_worker.wiring import engine_settings
 
 URL = "redis://user:hunter2@queue:6379/0"
 NEEDED = ("--redis-url", URL, "--model", "smollm2-135m")
@@ -79,6 +82,24 @@ def test_an_empty_variable_is_no_variable(monkeypatch: pytest.MonkeyPatch) -> No
 def test_switches_go_both_ways(argv: tuple[str, ...], expected: bool) -> None:
     """A switch can be turned off again where a variable turned it on."""
     assert parse([*NEEDED, *argv]).enable_prefix_caching is expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "cuda_graphs", "one_ahead"),
+    [
+        ((), True, None),
+        (("--enforce-eager",), False, None),
+        (("--no-async-scheduling",), True, False),
+        (("--enforce-eager", "--no-async-scheduling"), False, False),
+    ],
+)
+def test_a_gpu_can_be_told_to_take_plain_steps(
+    argv: tuple[str, ...], cuda_graphs: bool, one_ahead: bool | None
+) -> None:
+    """Whoever looks for a fault there turns off graphs and steps scheduled ahead, one by one."""
+    tokenizer = SimpleNamespace(vocab_size=64, eos_token_ids=(1,))
+    engine = engine_settings(parse([*NEEDED, *argv]), Path("m"), tokenizer)  # type: ignore[arg-type]
+    assert (engine.cuda_graphs, engine.one_ahead) == (cuda_graphs, one_ahead)
 
 
 def test_what_is_missing_is_named_with_flag_and_variable() -> None:
@@ -215,7 +236,7 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
         *("max-num-batched-tokens", "kv-cache-memory", "gpu-memory-utilization", "block-size"),
         *("attention-backend", "quantization", "lease-ttl", "max-strikes", "drain-timeout"),
         *("exit-when-empty", "metrics-port", "served-model-name", "model-impl"),
-        "tensor-parallel-size",
+        *("tensor-parallel-size", "enforce-eager", "async-scheduling"),
     ],
 )
 def test_the_published_flags_exist(argument: str) -> None:

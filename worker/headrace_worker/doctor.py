@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Finding:
     """One thing that was looked at."""
 
-    name: str  # what: device, backend, row ops, quantization, model, ranks
+    name: str  # what: device, backend, steps, row ops, quantization, model, ranks
     ok: bool | None  # None: it cannot be told here
     detail: str  # what was found
     mend: str = ""  # what to do when it is not ok
@@ -82,7 +82,10 @@ def _look_at_device(options: argparse.Namespace, model: _Model | None) -> Iterat
     if dtype not in takes:
         return
     need = AttentionNeed(device, dtype, None if model is None else model.head_dim)
-    yield _look_at_backends(need, options.attention_backend)
+    backend = _look_at_backends(need, options.attention_backend)
+    yield backend
+    if device.type == "cuda" and backend.ok:
+        yield _look_at_steps(need, options, is_native=model is None or model.is_native)
     if model is not None and model.is_native:
         yield _look_at_row_ops(dtype, device)
     if options.quantization != "none":
@@ -110,6 +113,20 @@ def _look_at_backends(need: AttentionNeed, wanted: str | None) -> Finding:
         found = "; ".join(passed_over) or f"{wanted!r} does not run on {need.device.type!r}"
         return Finding("backend", False, found, "leave --attention-backend out: the best is chosen")
     return Finding("backend", False, f"none for {need.device.type}", "give --device cpu or cuda")
+
+
+def _look_at_steps(need: AttentionNeed, options: argparse.Namespace, *, is_native: bool) -> Finding:
+    """Say how the GPU is kept busy, and why its decodes are not replayed from graphs."""
+    from headrace_worker.attention import judge_backends
+    from headrace_worker.engine.accelerator import graphs_obstacle
+
+    names = [each.name for each in judge_backends(need) if each.obstacle is None]
+    backend = options.attention_backend or names[0]  # the best that can
+    size = options.tensor_parallel_size
+    obstacle = graphs_obstacle(need.device, backend, is_native=is_native, num_ranks=size)
+    if obstacle is None:
+        return Finding("steps", True, "scheduled one ahead, decodes replayed from CUDA graphs")
+    return Finding("steps", None, f"scheduled one ahead, without CUDA graphs: {obstacle}")
 
 
 def _say_heads(need: AttentionNeed) -> str:

@@ -114,6 +114,10 @@ class WorkerSettings(BaseSettings):
         "expected", description="room that a request must find; worst never preempts"
     )
     enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
+    enforce_eager: bool = Field(False, description="on a GPU, run decodes without CUDA graphs")
+    async_scheduling: bool = Field(
+        True, description="on a GPU, schedule a step while the one before it runs"
+    )
     num_threads: Count | None = Field(None, description="CPU threads of the engine")
     engine_hang_timeout: Seconds = Field(
         60.0, gt=0, description="silence after which a busy engine is killed"

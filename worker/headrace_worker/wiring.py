@@ -106,6 +106,8 @@ def engine_settings(settings: WorkerSettings, model: Path, tokenizer: Tokenizer)
         block_size=settings.block_size,
         attention_backend=settings.attention_backend,
         num_threads=settings.num_threads,
+        cuda_graphs=not settings.enforce_eager,
+        one_ahead=None if settings.async_scheduling else False,  # None: where the device gains
         reserve=Reserve(settings.reserve),
         enable_prefix_caching=settings.enable_prefix_caching,
         sampled_vocab_size=tokenizer.vocab_size,

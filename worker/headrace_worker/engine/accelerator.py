@@ -28,6 +28,19 @@ _CAPTURABLE = ("flash", "triton")  # attention that never waits for the device
 _BLOCKS_TO_MEASURE = 2  # the trash block and another: all that a measured step touches
 
 
+def graphs_obstacle(
+    device: torch.device, backend: str, *, is_native: bool, num_ranks: int
+) -> str | None:
+    """Return why decodes cannot be recorded; None: nothing is known to be in the way."""
+    if device.type != "cuda":
+        return f"graphs are CUDA's, and the device is {device.type!r}"
+    if backend not in _CAPTURABLE:
+        return f"attention by {backend!r} waits for the device"
+    if not is_native:
+        return "the model runs on transformers' code"
+    return None if num_ranks == 1 else f"over {num_ranks} ranks they have not been tried"
+
+
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """A device with a loaded model on it, before its KV cache is allocated and after."""
@@ -42,13 +55,13 @@ class Accelerator:
     @property
     def records_graphs(self) -> bool:
         """Whether decodes are recorded, if the device can; what ranks tell each other is not."""
-        return (
-            self.settings.cuda_graphs
-            and self.spec.device.type == "cuda"
-            and self.backend.name in _CAPTURABLE
-            and isinstance(self.decoder, NativeDecoder)
-            and self.num_ranks == 1
+        obstacle = graphs_obstacle(
+            self.spec.device,
+            self.backend.name,
+            is_native=isinstance(self.decoder, NativeDecoder),
+            num_ranks=self.num_ranks,
         )
+        return self.settings.cuda_graphs and obstacle is None
 
     @property
     def is_one_ahead(self) -> bool:
