@@ -35,7 +35,9 @@ def _headrace_lines(document: Path) -> Iterator[list[str]]:
 
 def _flags_of(command: str) -> set[str]:
     if command == "worker":  # it hands its flags on to the worker's own parser
-        return {flag(name) for name in WorkerSettings.model_fields}
+        fields = WorkerSettings.model_fields
+        off = {flag(f"no_{name}") for name, field in fields.items() if field.annotation is bool}
+        return off | set(map(flag, fields))
     return {option for parameter in COMMANDS[command].params for option in parameter.opts}
 
 
