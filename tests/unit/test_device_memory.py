@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,23 @@ def test_a_chunk_is_no_longer_than_a_context(
     """However large the budget, a sequence ends with the context."""
     step = LargestStep(num_tokens, num_seqs, 64, 64, 16, num_steps_in_flight=1)
     assert step.batch(CPU).cu_seqlens_q.diff().tolist() == num_new
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "seq_lens"), [(None, [64] * 4), (80, [20, 20, 20, 37]), (2, [1, 1, 1, 37])]
+)
+def test_contexts_are_no_longer_than_a_cache_of_a_given_size_holds(
+    num_keys: int | None, seq_lens: list[int]
+) -> None:
+    """A small cache is no reason to refuse a backend whose steps take memory by the key."""
+    assert replace(STEP, max_num_keys=num_keys).batch(CPU).seq_lens.tolist() == seq_lens
+
+
+def test_a_cache_of_a_given_size_bounds_the_step_that_is_measured(model: LoadedModel) -> None:
+    """By the tokens that it holds."""
+    assert accelerator(model).largest_step().max_num_keys is None
+    sized = accelerator(model, kv_cache_memory_bytes=2**20)
+    assert sized.largest_step().max_num_keys == 2**20 // sized.spec.bytes_per_token
 
 
 def test_a_survey_computes_the_step_and_harms_no_block(model: LoadedModel) -> None:

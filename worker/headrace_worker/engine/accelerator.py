@@ -100,6 +100,7 @@ class Accelerator:
 
     def largest_step(self) -> LargestStep:
         """Return the largest step that the settings allow."""
+        cache_bytes = self.settings.kv_cache_memory_bytes
         return LargestStep(
             num_tokens=self.settings.max_num_batched_tokens,
             num_seqs=self.settings.max_num_seqs,
@@ -107,6 +108,7 @@ class Accelerator:
             max_model_len=self.max_model_len,
             block_size=self.spec.block_size,
             num_steps_in_flight=2 if self.is_one_ahead else 1,
+            max_num_keys=None if cache_bytes is None else cache_bytes // self.spec.bytes_per_token,
         )
 
     def _try_two_graphs(self, meter: Meter, make_capture: Callable[[], Capture]) -> tuple[int, int]:

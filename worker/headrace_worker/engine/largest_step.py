@@ -26,11 +26,12 @@ class LargestStep:
     max_model_len: int  # tokens, prompt and output together
     block_size: int  # tokens
     num_steps_in_flight: int  # 1, or 2 with one scheduled ahead, whose logits are kept, too
+    max_num_keys: int | None = None  # tokens that the KV cache will hold; None: not known yet
 
     def batch(self, device: torch.device) -> PackedBatch:
         """Return its batch; all that it writes and reads is in the trash block."""
         num_new = self._new_tokens()
-        context = min(self.max_model_len, _LONG_CONTEXT)
+        context = self._longest_context(len(num_new))
         ends = [max(count, context) for count in num_new]
         spans = zip(num_new, ends, strict=True)
         positions = list(chain.from_iterable(range(end - count, end) for count, end in spans))
@@ -62,6 +63,13 @@ class LargestStep:
         draws = {row: Draw(0.5, top_p=0.9) for row in range(len(logits))}
         kept = [logits.clone() for _ in range(self.num_steps_in_flight)]  # as requests change them
         draw_ahead(kept[0], draws)
+
+    def _longest_context(self, num_seqs: int) -> int:
+        """Return the tokens that each of so many can have at once, as far as it counts."""
+        longest = min(self.max_model_len, _LONG_CONTEXT)
+        if self.max_num_keys is None:
+            return longest
+        return max(1, min(longest, self.max_num_keys // num_seqs))
 
     def _new_tokens(self) -> list[int]:
         """Return each sequence's, decodes first; a chunk is no longer than a context."""
