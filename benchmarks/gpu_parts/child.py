@@ -11,8 +11,11 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu_parts.parts import all_parts, run_part
 from benchmarks.gpu_parts.setup import Setup
+from headrace_worker.engine.loader import make_current
 
 
 def main() -> None:
@@ -22,8 +25,9 @@ def main() -> None:
     if not line:
         return
     order = json.loads(line)
-    name = order["part"]
-    result = run_part(name, parts[name], Setup(**order["setup"]))
+    name, setup = order["part"], Setup(**order["setup"])
+    make_current(torch.device(setup.device))
+    result = run_part(name, parts[name], setup)
     Path(order["result"]).write_text(json.dumps(result), "utf-8")
 
 
