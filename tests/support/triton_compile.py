@@ -58,16 +58,19 @@ def _compile_attention(shape: AttentionShape) -> int:
     values = torch.empty(64, dtype=shape.dtype)
     results = torch.empty(64)
     table = torch.empty(64, dtype=torch.int32)
-    tables = (table,) * 5  # block table, prefix sums, lengths, and two of work items
+    tables = (table,) * 6  # block table, prefix sums, lengths, and three of work items
     numbers = (5, 3, 9, 4096, 128, 0.5, 1.0)  # sequences, parts, three strides, two factors
-    step: Any = attend_step.warmup(
-        values, results, results, values, values, values, *tables, *numbers, shape,
-        num_warps=4, num_stages=2, grid=(1, 1),
-    )  # fmt: skip
+    steps: list[Any] = [
+        attend_step.warmup(
+            values, results, results, values, values, values, *tables, *numbers, shape,
+            has_chunks, num_warps=4, num_stages=2, grid=(1, 1),
+        )
+        for has_chunks in (False, True)
+    ]  # fmt: skip
     merge: Any = merge_parts.warmup(
         values, results, results, table, table, 5, 3, shape, num_warps=4, grid=(1, 1)
     )
-    return _shared_bytes(step, merge)
+    return _shared_bytes(*steps, merge)
 
 
 def _compile_rows() -> int:

@@ -103,6 +103,25 @@ def test_the_work_is_listed_without_waiting_for_the_device() -> None:
     assert blind.item_seqs.shape == _plan_work(batch, LLAMA).item_seqs.shape
 
 
+def test_a_graph_s_room_for_long_sequences_costs_short_ones_nothing() -> None:
+    """Its list holds what there might be; the device says how much of it there is to do."""
+    batch = replace(_batch_of([(20, 1), (600, 1), (0, 1)]), max_seqlen_k=40_000)
+    work = _plan_work(batch, LLAMA)
+    assert work.item_seqs.tolist() == [0, 1, 1, 1, 2, *[3] * (3 * MAX_PARTS - 5)]
+    assert work.num_items.tolist() == [5]
+
+
+@pytest.mark.parametrize("shares", [((20, 1), (600, 1), (0, 1)), ((600, 1), (5, 7), (300, 70))])
+def test_few_programs_do_the_work_of_many(
+    shares: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take items in turns, and who takes one changes no bit."""
+    problem = draw(Case(shares, heads=2))
+    expected = solve(TritonBackend(), problem)
+    monkeypatch.setattr(backend_module, "_MOST_PROGRAMS", 4)
+    assert torch.equal(solve(TritonBackend(), problem), expected)
+
+
 def test_decodes_alone_get_no_room_for_chunks() -> None:
     """A batch of short decodes is one work item each."""
     work = _plan_work(_batch_of([(20, 1), (255, 1), (0, 1)]), LLAMA)

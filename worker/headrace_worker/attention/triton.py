@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LOWEST_CAPABILITY = (8, 0)  # bfloat16 products
 _LARGEST_HEAD = 256  # elements; a tile of larger ones does not fit
+_MOST_PROGRAMS = 2048  # of a launch: some for each place on a large GPU, two to four an SM
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -95,8 +96,9 @@ class TritonBackend(SlotBackend):
 class _Work:
     """What one step computes, the same in all layers with the same heads."""
 
-    item_seqs: torch.Tensor  # [num_items] int32; num_seqs: nothing to do
-    item_parts: torch.Tensor  # [num_items] int32, tile of a chunk or partition of a decode
+    item_seqs: torch.Tensor  # [most_items] int32; num_seqs: there is no such item
+    item_parts: torch.Tensor  # [most_items] int32, tile of a chunk or partition of a decode
+    num_items: torch.Tensor  # [1] int32
     num_parts: int  # partitions of the longest sequence, if it were a decode
     tile_tokens: int  # new tokens of a chunk's tile
 
@@ -119,7 +121,7 @@ def _plan_work(batch: PackedBatch, shape: AttentionShape) -> _Work:
     seqs = torch.searchsorted(ends, items, right=True)
     starts = torch.nn.functional.pad(ends, (1, 0))  # [num_seqs + 1]
     parts = items - starts[seqs]
-    return _Work(seqs.int(), parts.int(), num_parts, shape.tile_tokens)
+    return _Work(seqs.int(), parts.int(), ends[-1:].int(), num_parts, shape.tile_tokens)
 
 
 def _factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
@@ -145,10 +147,12 @@ def _launch(
     num_results = num_seqs * shape.num_heads * num_parts if num_parts > 1 else 0
     sums = output.new_empty(num_results * shape.head_dim, dtype=torch.float32)
     stats = output.new_empty(2 * num_results, dtype=torch.float32)
-    attend_step[len(work.item_seqs), shape.kv_heads](
+    num_programs = min(len(work.item_seqs), max(1, _MOST_PROGRAMS // shape.kv_heads))
+    attend_step[num_programs, shape.kv_heads](
         output, sums, stats, query, *cache, batch.block_table, batch.cu_seqlens_q, batch.seq_lens,
-        work.item_seqs, work.item_parts, num_seqs, num_parts, batch.block_table.stride(0),
-        query.stride(0), query.stride(1), *factors, shape, num_warps=4, num_stages=2,
+        work.item_seqs, work.item_parts, work.num_items, num_seqs, num_parts,
+        batch.block_table.stride(0), query.stride(0), query.stride(1), *factors, shape,
+        batch.max_seqlen_q > 1, num_warps=4, num_stages=2,
     )  # fmt: skip
     if num_parts > 1:
         merge_parts[num_seqs, shape.num_heads](

@@ -8,6 +8,10 @@ A work item is a tile of a chunk's new tokens, or one partition of the keys of a
 
 The query heads that share a KV head are rows of one product, so keys are read once for all of them.
 How a decode's keys are cut follows from its own length, so its bits do not depend on its company.
+
+How many items there are only the device knows; a graph has to be ready for sequences of any length.
+So a bounded number of programs takes them in turns: one for each that there might be would have the
+few that fit on a GPU at once start and end for nothing.
 """
 
 import triton
@@ -27,8 +31,9 @@ def attend_step(
     block_table,  # [num_seqs, max_blocks]
     cu_seqlens_q,  # [num_seqs + 1]
     seq_lens,  # [num_seqs]
-    item_seqs,  # [num_items] the sequence of each work item; num_seqs: there is no such item
-    item_parts,  # [num_items] which of its tiles or partitions
+    item_seqs,  # [most_items] the sequence of each work item
+    item_parts,  # [most_items] which of its tiles or partitions
+    num_items,  # [1] how many there are
     num_seqs,
     num_parts,  # partitions of the longest sequence
     table_stride,
@@ -37,30 +42,30 @@ def attend_step(
     score_factor,
     cap_factor,
     S: tl.constexpr,  # AttentionShape
+    HAS_CHUNKS: tl.constexpr,  # decodes alone need half the registers and shared memory
 ):
-    """Compute one work item for one KV head."""
-    seq = tl.load(item_seqs + tl.program_id(0))
-    if seq >= num_seqs:
-        return
-    part = tl.load(item_parts + tl.program_id(0))
-    first_token = tl.load(cu_seqlens_q + seq)
-    num_new = tl.load(cu_seqlens_q + seq + 1) - first_token
-    seq_len = tl.load(seq_lens + seq)
+    """Compute every so many-th work item for one KV head."""
     key_cache += tl.program_id(1) * S.head_dim
     value_cache += tl.program_id(1) * S.head_dim
-    block_table += seq.to(tl.int64) * table_stride
-    query += first_token.to(tl.int64) * query_token_stride
-    output += first_token.to(tl.int64) * (S.num_heads * S.head_dim)
-    if num_new == 1:
-        _attend_part(
-            output, part_sums, part_stats, query, key_cache, value_cache, block_table, seq, seq_len,
-            part, num_seqs, num_parts, query_head_stride, score_factor, cap_factor, S,
-        )  # fmt: skip
-    else:
-        _attend_tile(
-            output, query, key_cache, value_cache, block_table, seq_len, num_new, part,
-            query_token_stride, query_head_stride, score_factor, cap_factor, S,
-        )  # fmt: skip
+    for item in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
+        seq = tl.load(item_seqs + item)
+        part = tl.load(item_parts + item)
+        first_token = tl.load(cu_seqlens_q + seq)
+        num_new = tl.load(cu_seqlens_q + seq + 1) - first_token
+        seq_len = tl.load(seq_lens + seq)
+        table = block_table + seq.to(tl.int64) * table_stride
+        heads = query + first_token.to(tl.int64) * query_token_stride
+        results = output + first_token.to(tl.int64) * (S.num_heads * S.head_dim)
+        if num_new == 1:
+            _attend_part(
+                results, part_sums, part_stats, heads, key_cache, value_cache, table, seq, seq_len,
+                part, num_seqs, num_parts, query_head_stride, score_factor, cap_factor, S,
+            )  # fmt: skip
+        elif HAS_CHUNKS:
+            _attend_tile(
+                results, heads, key_cache, value_cache, table, seq_len, num_new, part,
+                query_token_stride, query_head_stride, score_factor, cap_factor, S,
+            )  # fmt: skip
 
 
 @triton.jit
