@@ -29,16 +29,18 @@ class Streams:
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         before, self.current = self.current, stream.name
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
     @contextmanager
     def record(self, graph: object, *, pool: object, stream: Stream) -> Iterator[None]:
+        """Stay on the stream, as torch does, where what is recorded fails."""
         self.pools.append(pool)
-        self._is_recording = True
-        with self.on(stream):
-            yield
-        self._is_recording = False
+        before, self.current, self._is_recording = self.current, stream.name, True
+        yield
+        self.current, self._is_recording = before, False
 
     def compute(self) -> torch.Tensor:
         self.computed.append((self.current, self._is_recording))
@@ -99,3 +101,16 @@ def test_a_replay_gives_the_output_that_was_recorded(streams: Streams) -> None:
     assert replay() is replay()
     assert int(replay()) == 3
     assert Graph.num_replays == before + 3
+
+
+def test_after_a_recording_that_failed_work_goes_on_where_it_was(streams: Streams) -> None:
+    """Steps without graphs run on the stream on which the cache was filled."""
+
+    def fail_when_recorded() -> torch.Tensor:
+        if len(streams.computed) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return streams.compute()
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaCapture()(fail_when_recorded)
+    assert streams.current == "default"

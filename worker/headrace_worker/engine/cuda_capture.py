@@ -31,7 +31,11 @@ class CudaCapture:
                 compute()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with (
+            # Where the end of a recording fails, torch stays on its stream, and we would with it.
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream),
+        ):
             output = compute()
 
         def replay() -> torch.Tensor:
