@@ -23,7 +23,7 @@ from benchmarks.workload import NUM_SHARED_PREFIX_TOKENS, Item, mixed, shared_pr
 from headrace_worker.catalogue import resolve
 from headrace_worker.model.config import ModelConfig, read_config
 from headrace_worker.model.int8 import multiply_int8
-from headrace_worker.model.linear import multiply_packed, pack_weight
+from headrace_worker.model.linear import Linear
 
 ROWS = (1, 8, 64, 128, 256, 512)  # tokens in a step
 _COPY_BYTES = 1 << 28
@@ -155,11 +155,12 @@ def step_rate(shape: Shape, num_rows: int, make: Callable[[int, int], Product]) 
 
 
 def _packed_bfloat16(out_features: int, in_features: int) -> Product:
-    weight = pack_weight(torch.randn(out_features, in_features).bfloat16())
+    linear = Linear(torch.randn(out_features, in_features).bfloat16())
+    linear.pack()
 
     def on(rows: torch.Tensor) -> Callable[[], torch.Tensor]:
         x = rows.bfloat16()
-        return lambda: multiply_packed(x, weight, None)
+        return lambda: linear(x)
 
     return on
 
