@@ -103,7 +103,7 @@ class PackedRun:
             for seq in order
         ]
         hidden = self.model.decoder.forward(pack(shares, self.block_size), self.backend)
-        logits = self.model.decoder.logits(hidden)
+        logits = self.model.decoder.logits(hidden).float()
         for seq in order:
             self.computed[seq] += advance[seq]
         return dict(zip(order, torch.split(logits, [advance[seq] for seq in order]), strict=True))

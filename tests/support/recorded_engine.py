@@ -54,7 +54,7 @@ class Recorder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the decoder's logits."""
         logits: torch.Tensor = self._decoder.logits(hidden)
-        self.last_logits = logits.clone()
+        self.last_logits = logits.float().clone()
         return logits
 
 

@@ -41,6 +41,19 @@ def test_greedy_takes_the_most_likely_token_and_the_lowest_id_of_equals() -> Non
 
 @pytest.mark.parametrize(
     "sampling",
+    [{}, {"logprobs": 2}, {"logit_bias": ((3, 0.7),)}, {"temperature": 0.8, "seed": 4}],
+)
+def test_logits_in_half_the_bits_are_what_they_are_in_float32(sampling: dict[str, object]) -> None:
+    """Whatever computes on a row does so in float32; a token, its scores and failures are equal."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(4, 300, generator=generator).bfloat16()
+    logits[2, 7] = float("nan")
+    seqs = [make(), make(**sampling), make(), make()]
+    assert sample(logits, seqs) == sample(logits.float(), seqs)
+
+
+@pytest.mark.parametrize(
+    "sampling",
     [
         {"temperature": 1e-4},
         {"temperature": 1e-30},

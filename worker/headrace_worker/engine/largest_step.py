@@ -59,7 +59,8 @@ class LargestStep:
     def run(self, decoder: Decoder, backend: AttentionBackend, device: torch.device) -> None:
         """Compute it, with draws that take the most; its cache must have a trash block."""
         batch = self.batch(device)
-        logits = decoder.logits(decoder.forward(batch, backend)[batch.logit_rows])
+        hidden = decoder.forward(batch, backend)[batch.logit_rows]
+        logits = decoder.logits(hidden).float()
         draws = {row: Draw(0.5, top_p=0.9) for row in range(len(logits))}
         kept = [logits.clone() for _ in range(self.num_steps_in_flight)]  # as requests change them
         draw_ahead(kept[0], draws)

@@ -34,7 +34,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[num_rows, vocab]`` float32 for hidden states ``[num_rows, hidden]``."""
+        """Return ``[num_rows, vocab]``, float32 or narrower, for ``[num_rows, hidden]``."""
         ...
 
 
@@ -97,7 +97,7 @@ class ModelRunner:
         is_finite = rows_are_finite(hidden)
         if not bool(is_finite.all()):
             results += find_failures(list(map(Span.of, scheduled)), is_finite)
-        results += score_prompts(scheduled, hidden, self._compute_logits)
+        results += score_prompts(scheduled, hidden, self._wide_logits)
         if sampling := [share.seq for share in scheduled if share.samples]:
             results += sample(self._compute_logits(hidden[batch.logit_rows]), sampling)
         return list(drop_what_follows_a_failure(results))
@@ -107,7 +107,7 @@ class ModelRunner:
         batch = self._build_batch(scheduled)
         hidden = self.decoder.forward(batch, self.backend)  # [num_tokens, hidden]
         sampling = [share.seq for share in scheduled if share.samples]
-        logits = self._compute_logits(hidden[batch.logit_rows]) if sampling else None
+        logits = self._wide_logits(hidden[batch.logit_rows]) if sampling else None
         self._last = LaunchedBatch(scheduled, hidden, logits, sampling)
         return self._last
 
@@ -120,3 +120,6 @@ class ModelRunner:
     def _compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self.decoder.logits(rows)  # [num_rows, vocab]
         return logits[:, : self._sampled_vocab_size]
+
+    def _wide_logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._compute_logits(rows).float()

@@ -6,7 +6,7 @@ from collections.abc import Sequence as ReadOnlyList
 
 import torch
 
-from headrace_worker.engine.adjust import adjust_logits
+from headrace_worker.engine.adjust import adjust_logits, needs_adjustment
 from headrace_worker.engine.draw import Draw, draw_tokens, uniform
 from headrace_worker.engine.messages import SampledToken, SamplingSpec, SequenceFailure, TokenScore
 from headrace_worker.engine.scores import MAX_ROWS, score_tokens
@@ -17,10 +17,12 @@ GREEDY_TEMPERATURE = 1e-3  # at or below it the most likely token is taken: divi
 
 
 def sample(
-    logits: torch.Tensor,  # [num_rows, vocab] float32
+    logits: torch.Tensor,  # [num_rows, vocab], float32 or what the model computes in
     seqs: ReadOnlyList[Sequence],
 ) -> list[SampledToken | SequenceFailure]:
     """Choose the next token of each sequence; a row without a finite maximum fails alone."""
+    if not all(map(_wants_the_most_likely, seqs)):
+        logits = logits.float()
     adjusted = adjust_logits(logits, seqs)
     maxima, most_likely = max_of_rows(adjusted)
     tokens: list[int] = most_likely.tolist()
@@ -42,7 +44,7 @@ def sample(
 
 def max_of_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's maximum, NaN if there is one, and the first index that has it."""
-    is_usual = logits.device.type == "cpu" and logits.dtype == torch.float32
+    is_usual = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
     if is_usual and kernels_are_loaded():
         maxima, places = torch.ops.headrace.max_of_rows(logits)
         return maxima, places
@@ -52,6 +54,12 @@ def max_of_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def is_greedy(spec: SamplingSpec) -> bool:
     """Say whether only the most likely token can come out."""
     return spec.temperature <= GREEDY_TEMPERATURE or spec.top_k == 1 or spec.top_p <= 0
+
+
+def _wants_the_most_likely(seq: Sequence) -> bool:
+    """Say whether a look at its row is all it takes; what computes on rows has them in float32."""
+    spec = seq.sampling
+    return is_greedy(spec) and spec.logprobs is None and not needs_adjustment(seq)
 
 
 def find_failures(

@@ -80,7 +80,7 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits ``[num_rows, vocab_size]`` of ``[num_rows, hidden_size]``.
+        """Return logits ``[num_rows, vocab_size]`` of ``[num_rows, hidden_size]``, in our dtype.
 
         Of several ranks only the first gets them; the others get their own part.
         """
@@ -88,7 +88,7 @@ class Decoder:
         cap = self.config.logits_soft_cap
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
-        return logits.float()
+        return logits
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return where each tensor of a checkpoint goes, by transformers' name.
