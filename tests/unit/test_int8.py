@@ -16,7 +16,8 @@ from headrace_worker.model import load_model
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.eight_bits import quantize_rows, scale_rows
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.int8 import Int8Product, can_multiply_int8
+from headrace_worker.model.int8 import Int8Product, can_multiply_int8, int8_product
+from headrace_worker.model.linear import Quantize
 from support.oracle import request, run
 from support.ranks import cut_engine
 from support.tiny_models import make_tiny_model
@@ -70,18 +71,20 @@ def test_a_product_is_near_the_exact_one(dtype: torch.dtype) -> None:
     """Eight bits cost about one part in a hundred of a random product, bias included."""
     weight, bias, x = rows_of(48, 576, dtype), rows_of(48, 1, dtype)[:, 0], rows_of(7, 576, dtype)
     exact = x.float() @ weight.float().T + bias.float()
-    found = Int8Product(weight, bias.contiguous())(x)
-    assert found.dtype == dtype
-    assert (found.float() - exact).norm() / exact.norm() < 0.02
+    for make in (Int8Product, int8_product):
+        found = make(weight, bias.contiguous())(x)
+        assert found.dtype == dtype
+        assert (found.float() - exact).norm() / exact.norm() < 0.02
 
 
 @DTYPES
 @pytest.mark.parametrize(("size_in", "size_out"), [(576, 960), (1536, 576), (30, 50)])
+@pytest.mark.parametrize("make", [Int8Product, int8_product])
 def test_a_row_does_not_depend_on_its_company(
-    size_in: int, size_out: int, dtype: torch.dtype
+    make: Quantize, size_in: int, size_out: int, dtype: torch.dtype
 ) -> None:
     """A row has the same bits in a batch of any size, at any place, and beside a row of NaN."""
-    product = Int8Product(rows_of(size_out, size_in, dtype), None)
+    product = make(rows_of(size_out, size_in, dtype), None)
     rows = rows_of(300, size_in, dtype)
     whole = product(rows)
     for num_rows in (1, 2, 3, 5, 9, 16, 17, 32, 33, 63, 65, 129, 256):

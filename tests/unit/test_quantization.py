@@ -16,7 +16,7 @@ from headrace_worker.engine.loader import load_engine
 from headrace_worker.engine.settings import EngineSettings
 from headrace_worker.model.device_products import FP8_MULTIPLICATION, INT8_MULTIPLICATION
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.int8 import Int8Product
+from headrace_worker.model.int8 import int8_product
 from headrace_worker.model.quantization import (
     check_quantization,
     quantization_obstacle,
@@ -79,8 +79,8 @@ def test_another_device_is_refused_by_its_name() -> None:
 
 
 def test_each_device_gets_its_own_product() -> None:
-    """oneDNN's on a CPU, torch's operators on a GPU."""
-    assert quantize_for("int8", CPU) is Int8Product
+    """Our kernel's or oneDNN's on a CPU, torch's operators on a GPU."""
+    assert quantize_for("int8", CPU) is int8_product
     for name, how in (("int8", INT8_MULTIPLICATION), ("fp8", FP8_MULTIPLICATION)):
         chosen = quantize_for(name, GPU)
         assert isinstance(chosen, partial)

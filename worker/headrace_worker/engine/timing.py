@@ -16,6 +16,7 @@ from headrace_worker.engine import runner as running
 from headrace_worker.engine.runner import ModelRunner
 from headrace_worker.engine.sampler import sample
 from headrace_worker.model.decoder import Decoder
+from headrace_worker.model.gated_linear import GatedLinear
 from headrace_worker.model.kv_place import RotateThenWrite
 
 _LINEARS = ("qkv", "output", "gate_up", "down")
@@ -59,7 +60,8 @@ class StepTimer:
         """Stand before the parts."""
         for layer in self._decoder.layers:
             for name in _LINEARS:
-                self._replace(layer, name, self._timed("linears", getattr(layer, name)))
+                linear = getattr(layer, name)
+                self._replace(layer, name, _TimedLinear(linear, self._timed("linears", linear)))
             self._replace(layer, "row_ops", self._timed_object(layer.row_ops, _ROW_OPS))
         self._replace(self._decoder, "row_ops", self._timed_object(self._decoder.row_ops, _ROW_OPS))
         self._replace(self._decoder, "logits", self._timed("head", self._decoder.logits))
@@ -118,3 +120,19 @@ class StepTimer:
             return timed(*args)
 
         return call
+
+
+class _TimedLinear:
+    """Stands before a projection; what it is asked for besides the product, that one answers."""
+
+    gated = GatedLinear.gated
+
+    def __init__(self, linear: Any, call: Callable[..., Any]) -> None:
+        self._linear = linear
+        self._call = call
+
+    def __call__(self, x: Any) -> Any:
+        return self._call(x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._linear, name)

@@ -1,6 +1,7 @@
 // Gated activations of the feed-forward layer: silu or gelu of one half of a row, times the other.
 
-#include <cmath>
+#include "gates.h"
+
 #include <type_traits>
 
 #include "row_ops.h"
@@ -8,14 +9,6 @@
 
 namespace headrace {
 namespace {
-
-Floats silu(const Floats& x) { return x / (Floats(1.0f) + x.neg().exp()); }
-
-Floats gelu_tanh(const Floats& x) {
-  const Floats factor(static_cast<float>(M_SQRT2 * M_2_SQRTPI * 0.5));
-  const Floats inner = factor * (x + Floats(0.044715f) * (x * x * x));
-  return Floats(0.5f) * x * (Floats(1.0f) + inner.tanh());
-}
 
 template <typename T, typename Activate>
 void gate_row(const T* gate, const T* up, T* out, int64_t size, const Activate& activate) {
@@ -47,11 +40,11 @@ at::Tensor gate_rows(const at::Tensor& gate_up, const Activate& activate) {
 }  // namespace
 
 at::Tensor silu_mul(const at::Tensor& gate_up) {
-  return gate_rows(gate_up, [](const Floats& x) { return silu(x); });
+  return gate_rows(gate_up, Silu());
 }
 
 at::Tensor gelu_tanh_mul(const at::Tensor& gate_up) {
-  return gate_rows(gate_up, [](const Floats& x) { return gelu_tanh(x); });
+  return gate_rows(gate_up, GeluTanh());
 }
 
 }  // namespace headrace

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
 #define HEADRACE_AMX 1
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -24,10 +24,13 @@ inline bool may_use_matrices() {
   return is_allowed;
 }
 
+// Before matrices are loaded that were written just now: compilers do not know that a load reads them.
+inline void settle_memory() { asm volatile("" : : : "memory"); }
+
 // Shapes the matrix registers of this thread, and gives them back.
 class MatrixRegisters {
  public:
-  MatrixRegisters() { _tile_loadconfig(&shape_); }
+  MatrixRegisters() { load(); }
   ~MatrixRegisters() { _tile_release(); }
   MatrixRegisters(const MatrixRegisters&) = delete;
 
@@ -35,10 +38,16 @@ class MatrixRegisters {
   void set_rows(int64_t num_rows) {
     if (shape_.rows[0] == num_rows) return;
     for (const int i : {0, 1, 2, 3, 4, 5}) shape_.rows[i] = static_cast<uint8_t>(num_rows);
-    _tile_loadconfig(&shape_);
+    load();
   }
 
  private:
+  // GCC 12 takes the instruction to read eight bytes, and may leave the others unwritten.
+  void load() {
+    asm volatile("" : : "m"(shape_));
+    _tile_loadconfig(&shape_);
+  }
+
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};

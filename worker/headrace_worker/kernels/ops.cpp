@@ -26,6 +26,16 @@ TORCH_LIBRARY(headrace, ops) {
   ops.def("pack_linear(Tensor weight) -> Tensor", &headrace::pack_linear);
   ops.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor",
           &headrace::packed_linear);
+  ops.def("packed_gated_linear(Tensor x, Tensor packed, Tensor? bias, bool is_gelu) -> Tensor",
+          &headrace::packed_gated_linear);
+  ops.def(
+      "packed_linear_int8(Tensor x, Tensor row_scales, Tensor packed, Tensor scales, Tensor? bias)"
+      " -> Tensor",
+      &headrace::packed_linear_int8);
+  ops.def(
+      "packed_gated_linear_int8(Tensor x, Tensor row_scales, Tensor packed, Tensor scales,"
+      " Tensor? bias, bool is_gelu) -> Tensor",
+      &headrace::packed_gated_linear_int8);
   ops.def("rms_norm(Tensor x, Tensor weight, float eps, bool is_centred) -> Tensor",
           &headrace::rms_norm);
   ops.def(

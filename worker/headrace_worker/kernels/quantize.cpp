@@ -1,8 +1,10 @@
 // Rows to whole numbers of eight bits and back: one scale a row, so no row depends on another.
 
+#include <c10/util/bit_cast.h>
+
 #include <cmath>
+#include <limits>
 #include <type_traits>
-#include <vector>
 
 #include "row_ops.h"
 #include "rows.h"
@@ -11,27 +13,37 @@ namespace headrace {
 namespace {
 
 constexpr float kLargest = 127.0f;
+constexpr float kNoFraction = 12582912.0f;  // 1.5 * 2^23: to add and subtract it rounds to whole numbers
+
+// A magnitude as a whole number: of two, the larger has the larger one, and NaN has the largest.
+uint16_t bits_of_magnitude(at::BFloat16 x) { return x.x & 0x7fff; }
+
+uint32_t bits_of_magnitude(float x) { return c10::bit_cast<uint32_t>(x) & 0x7fffffff; }
+
+float magnitude_of(uint16_t bits) { return at::BFloat16(bits, at::BFloat16::from_bits()); }
+
+float magnitude_of(uint32_t bits) { return c10::bit_cast<float>(bits); }
+
+// The largest magnitude of a row; not finite if an element is not.
+template <typename T>
+float largest_of_row(const T* x, int64_t size) {
+  auto largest = bits_of_magnitude(T(0.0f));
+  for (int64_t i = 0; i < size; ++i) largest = std::max(largest, bits_of_magnitude(x[i]));
+  return magnitude_of(largest);
+}
 
 // Writes the row's numbers and returns its scale; a row that is not finite gets such a scale.
 template <typename T>
-float quantize_row(const T* x, int8_t* numbers, int64_t size, float* wide) {
-  Floats magnitudes(0.0f);
-  for_each_vector<T>(size, [&](int64_t start, int64_t count) {
-    const auto parts = Wide<T>::load(x + start, count);
-    for (int i = 0; i < Wide<T>::kNumParts; ++i) {
-      magnitudes = at::vec::maximum(magnitudes, parts[i].abs());
-      parts[i].store(wide + start + i * Floats::size());
-    }
-  });
-  const auto larger = [](const Floats& a, const Floats& b) { return at::vec::maximum(a, b); };
-  const float largest = at::vec::vec_reduce_all<float>(larger, magnitudes);
+float quantize_row(const T* __restrict x, int8_t* __restrict numbers, int64_t size) {
+  const float largest = largest_of_row(x, size);
   if (largest == 0.0f || !std::isfinite(largest)) {
     std::fill(numbers, numbers + size, int8_t{0});
     return largest == 0.0f ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   }
   const float inverse = kLargest / largest;
   for (int64_t i = 0; i < size; ++i) {
-    const float scaled = std::min(std::max(std::nearbyint(wide[i] * inverse), -kLargest), kLargest);
+    const float whole = (static_cast<float>(x[i]) * inverse + kNoFraction) - kNoFraction;
+    const float scaled = std::min(std::max(whole, -kLargest), kLargest);
     numbers[i] = static_cast<int8_t>(static_cast<int32_t>(scaled));
   }
   return largest / kLargest;
@@ -64,9 +76,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& x) {
     int8_t* to = numbers.mutable_data_ptr<int8_t>();
     float* scale = scales.mutable_data_ptr<float>();
     for_each_row(x.size(0), size, [&](int64_t row) {
-      static thread_local std::vector<float> wide;
-      wide.resize(size + Wide<T>::kSize);
-      scale[row] = quantize_row(from + row * size, to + row * size, size, wide.data());
+      scale[row] = quantize_row(from + row * size, to + row * size, size);
     });
   });
   return {numbers, scales};

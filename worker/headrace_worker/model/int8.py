@@ -13,12 +13,40 @@ import torch
 
 from headrace_worker.kernels import kernels_are_loaded
 from headrace_worker.model.eight_bits import quantize_rows, scale_rows
+from headrace_worker.model.linear import Product, has_matrix_unit
 
 _LARGEST = 127  # both signs alike
 
 
+def int8_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    """Return the product of a filled weight by our kernel where it can be, else by oneDNN's."""
+    if has_matrix_unit(weight.dtype):
+        return Int8MatrixProduct(weight, bias)
+    return Int8Product(weight, bias)
+
+
+class Int8MatrixProduct:
+    """The product on AMX by our own kernel, rounded once, to bfloat16."""
+
+    __slots__ = ("_bias", "_packed", "_scales", "nbytes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        numbers, self._scales = quantize_rows(weight)  # [out, in], [out] float32
+        self._packed = torch.ops.headrace.pack_linear(numbers)
+        self._bias = bias  # [out]
+        self.nbytes = self._packed.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[num_tokens, out_features]`` of bfloat16 rows."""
+        numbers, scales = torch.ops.headrace.quantize_rows(x)
+        product: torch.Tensor = torch.ops.headrace.packed_linear_int8(
+            numbers, scales, self._packed, self._scales, self._bias
+        )
+        return product
+
+
 class Int8Product:
-    """``x @ weight.T + bias`` for packed rows ``[num_tokens, in_features]``, about."""
+    """``x @ weight.T + bias`` for packed rows ``[num_tokens, in_features]``, about, by oneDNN."""
 
     __slots__ = ("_bias", "_scales", "_weight", "_zeros", "nbytes")
 

@@ -6,6 +6,7 @@ import torch
 
 from headrace_worker.attention.base import AttentionBackend, PackedBatch
 from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.gated_linear import GatedLinear
 from headrace_worker.model.kv_place import KVPlace
 from headrace_worker.model.linear import Linear, empty_linear
 from headrace_worker.model.norm import Norm
@@ -44,7 +45,8 @@ class DecoderLayer:
         self.output = linear(heads * head_dim, hidden, config.output_bias)
         self.attention_post_norm = norm(hidden) if config.post_norms else None
         self.feed_forward_norm = norm(hidden)
-        self.gate_up = linear(hidden, 2 * inner, config.mlp_bias)
+        gate_up = linear(hidden, 2 * inner, config.mlp_bias)
+        self.gate_up = GatedLinear(gate_up.weight, gate_up.bias, activation=config.activation)
         self.down = linear(inner, hidden, config.mlp_bias)
         self.feed_forward_post_norm = norm(hidden) if config.post_norms else None
         self.row_ops: RowOps = TORCH_ROW_OPS
@@ -67,7 +69,7 @@ class DecoderLayer:
         if self.attention_post_norm is not None:
             attended = ops.norm(attended, self.attention_post_norm)
         normed = ops.add_norm(hidden, attended, self.feed_forward_norm)
-        fed = self.ranks.sum(self.down(ops.gate(self.gate_up(normed), self.config.activation)))
+        fed = self.ranks.sum(self.down(self.gate_up.gated(normed, ops)))
         if self.feed_forward_post_norm is not None:
             fed = ops.norm(fed, self.feed_forward_post_norm)
         return fed

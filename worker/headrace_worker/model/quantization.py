@@ -13,7 +13,7 @@ from headrace_worker.model.device_products import (
     multiplication_obstacle,
 )
 from headrace_worker.model.errors import ModelLoadError
-from headrace_worker.model.int8 import Int8Product, can_multiply_int8
+from headrace_worker.model.int8 import can_multiply_int8, int8_product
 from headrace_worker.model.linear import Quantize
 
 QUANTIZATIONS = ("none", "int8", "fp8")
@@ -45,7 +45,7 @@ def quantization_obstacle(name: str, dtype: torch.dtype, device: torch.device) -
 def quantize_for(name: str, device: torch.device) -> Quantize:
     """Return what makes products of a quantization that ``check_quantization`` let pass."""
     if device.type == "cpu":
-        return Int8Product
+        return int8_product
     return partial(DeviceProduct, how=_ON_GPU[name])
 
 
