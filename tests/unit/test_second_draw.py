@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from headrace_worker.engine import second_draw
+from headrace_worker.engine import draw, second_draw
 from headrace_worker.engine.draw import Draw, draw_tokens
 from headrace_worker.engine.messages import SampledToken, SequenceFailure
 from headrace_worker.engine.sample_ahead import SampledAhead
 from headrace_worker.engine.sampler import sample
 from headrace_worker.engine.sequence import Sequence
-from support.oracle import request
+from support.oracle import make_engine, request, run, solo
 
 # So even that the first candidates never hold what top-p keeps: each such row is in doubt.
 LOGITS = torch.randn(5, 2048, generator=torch.Generator().manual_seed(5)) / 10
@@ -89,3 +89,17 @@ def test_logits_of_rows_in_doubt_are_gone_once_they_are_collected() -> None:
     assert kept() is not None
     ahead.collect()
     assert kept() is None
+
+
+def test_an_engine_outlives_a_draw_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that had read the token counts for nothing; the neighbour gets its answer."""
+    monkeypatch.setattr(draw, "_TOP_P_CANDIDATES", 2)
+    monkeypatch.setattr(second_draw, "draw_tokens", SmallDevice(0).draw)
+    engine = make_engine(one_ahead=True)
+    unlucky = request(1, [1, 7], max_tokens=20, temperature=3.0, top_p=0.99)
+    other = request(2, [2, 5], max_tokens=20)
+    answers = run(engine, unlucky, other)
+    assert answers.tokens[2] == solo(other)
+    assert set(answers.failed) == {1}
+    assert "out of memory" in answers.failed[1].message
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
