@@ -136,6 +136,8 @@ def test_how_steps_keep_a_gpu_busy_is_said(
     ranks = look(capsys, *flags, "triton", "--tensor-parallel-size", "2")["steps"]
     assert ranks["detail"].endswith("without CUDA graphs: over 2 ranks they have not been tried")
     assert "steps" not in look(capsys, *flags, "nothing")
+    plain = look(capsys, *flags, "triton", "--enforce-eager", "--no-async-scheduling")["steps"]
+    assert plain["detail"] == "one after the other, without CUDA graphs: --enforce-eager is given"
 
 
 class _FlashOnCpu(Flash2Backend):

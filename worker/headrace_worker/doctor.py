@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--attention-backend")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args(arguments)
     finding, model = _look_at_model(options.model)
     findings = [*_look_at_device(options, model), finding]
@@ -124,9 +126,12 @@ def _look_at_steps(need: AttentionNeed, options: argparse.Namespace, *, is_nativ
     backend = options.attention_backend or names[0]  # the best that can
     size = options.tensor_parallel_size
     obstacle = graphs_obstacle(need.device, backend, is_native=is_native, num_ranks=size)
+    if options.enforce_eager:
+        obstacle = "--enforce-eager is given"
+    pace = "scheduled one ahead" if options.async_scheduling else "one after the other"
     if obstacle is None:
-        return Finding("steps", True, "scheduled one ahead, decodes replayed from CUDA graphs")
-    return Finding("steps", None, f"scheduled one ahead, without CUDA graphs: {obstacle}")
+        return Finding("steps", True, f"{pace}, decodes replayed from CUDA graphs")
+    return Finding("steps", None, f"{pace}, without CUDA graphs: {obstacle}")
 
 
 def _say_heads(need: AttentionNeed) -> str:

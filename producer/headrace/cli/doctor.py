@@ -60,6 +60,12 @@ def doctor(
     tensor_parallel_size: Annotated[
         int, options.option("--tensor-parallel-size", "GPUs that the model is cut over.", min=1)
     ] = 1,
+    enforce_eager: Annotated[
+        bool, options.option("--enforce-eager/--no-enforce-eager", "Without CUDA graphs.")
+    ] = False,
+    async_scheduling: Annotated[
+        bool, options.option("--async-scheduling/--no-async-scheduling", "A step ahead, on a GPU.")
+    ] = True,
 ) -> None:
     """Check the server, its settings, the queue's functions, the workers, the device and the model.
 
@@ -71,6 +77,8 @@ def doctor(
         if attention_backend is not None:
             flags += ["--attention-backend", attention_backend]
         flags += ["--tensor-parallel-size", str(tensor_parallel_size)]
+        flags += ["--enforce-eager"] * enforce_eager
+        flags += ["--no-async-scheduling"] * (not async_scheduling)
         raise typer.Exit(run(_examine(place, flags)))
 
 
