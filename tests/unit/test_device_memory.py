@@ -13,6 +13,7 @@ import torch
 
 from headrace_worker.attention import KVCacheSpec
 from headrace_worker.attention.reference import ReferenceBackend
+from headrace_worker.engine import largest_step
 from headrace_worker.engine.accelerator import Accelerator, graphs_obstacle
 from headrace_worker.engine.device_memory import MemoryUse, measure, measure_two_graphs
 from headrace_worker.engine.errors import SettingsError
@@ -134,6 +135,20 @@ def test_a_chunk_is_no_longer_than_a_context(
     """However large the budget, a sequence ends with the context."""
     step = LargestStep(num_tokens, num_seqs, 64, 64, 16, num_steps_in_flight=1)
     assert step.batch(CPU).cu_seqlens_q.diff().tolist() == num_new
+
+
+def test_the_largest_step_is_drawn_from_in_float32(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a real one is, also of a model whose logits have 16 bits; half of it would be too few."""
+    drawn: list[tuple[torch.dtype, int]] = []
+    monkeypatch.setattr(
+        largest_step, "draw_ahead", lambda logits, draws: drawn.append((logits.dtype, len(draws)))
+    )
+    logits = model.decoder.logits
+    monkeypatch.setattr(model.decoder, "logits", lambda rows: logits(rows).bfloat16())
+    accelerator(model).survey(FakeMeter())
+    assert drawn == 2 * [(torch.float32, 64)]
 
 
 @pytest.mark.parametrize(
