@@ -116,7 +116,8 @@ def test_a_long_context_is_split_while_there_is_little_to_do(num_seqs: int, is_s
     """The parts of one long decode are tasks of their own; of many decodes each is one task."""
     bounds = torch.arange(num_seqs + 1, dtype=torch.int32)
     lengths = torch.full((num_seqs,), 1500, dtype=torch.int32)
-    plan = torch.ops.headrace.plan_attention(bounds, lengths, 1, 3)
+    table = torch.arange(num_seqs * 47, dtype=torch.int32).view(num_seqs, 47)
+    plan = torch.ops.headrace.plan_attention(bounds, lengths, table, 32, 1, 3)
     assert len(plan) == (3 if is_split else num_seqs)
     assert plan[:, 1].unique().tolist() == list(range(num_seqs))
 
@@ -125,7 +126,8 @@ def test_tasks_cover_every_token_once_and_start_with_the_longest() -> None:
     """Tiles of at most 32 rows, the costly ones first."""
     bounds = torch.tensor([0, 1, 40, 103], dtype=torch.int32)
     lengths = torch.tensor([9, 39, 463], dtype=torch.int32)
-    plan = torch.ops.headrace.plan_attention(bounds, lengths, 3, 4)
+    table = torch.arange(45, dtype=torch.int32).view(3, 15)
+    plan = torch.ops.headrace.plan_attention(bounds, lengths, table, 32, 3, 4)
     tokens = sorted(t for row in plan.tolist() for t in range(row[1], row[1] + row[2]))
     assert tokens == list(range(103))
     costs = (plan[:, 2] * (plan[:, 3] + plan[:, 2])).tolist()

@@ -31,10 +31,14 @@ class _Cache:
     key: tuple[torch.Tensor, ...]  # [num_blocks, kv_heads, head_dim / W, block_size, W]
     value: tuple[torch.Tensor, ...]  # [num_blocks, kv_heads, block_size / W, head_dim, W]
     num_kv_heads: int
+    block_size: int  # tokens
 
 
 class NativeBackend(AttentionBackend):
-    """Hands each layer to ``torch.ops.headrace``; a step's tasks are planned once."""
+    """Hands each layer to ``torch.ops.headrace``; a step's tasks are planned once.
+
+    Sequences whose block tables begin alike go over the keys that they share together.
+    """
 
     name: ClassVar[str] = "native"
 
@@ -69,6 +73,7 @@ class NativeBackend(AttentionBackend):
             key=tuple(_zeros(key_shape, spec.dtype) for _ in range(spec.num_layers)),
             value=tuple(_zeros(value_shape, spec.dtype) for _ in range(spec.num_layers)),
             num_kv_heads=spec.num_kv_heads,
+            block_size=spec.block_size,
         )
 
     def begin(self, batch: PackedBatch) -> None:
@@ -118,8 +123,14 @@ class NativeBackend(AttentionBackend):
 
     def _plan(self, heads_per_kv_head: int, batch: PackedBatch) -> torch.Tensor:
         if heads_per_kv_head not in self._plans:
+            cache = self._allocated
             self._plans[heads_per_kv_head] = torch.ops.headrace.plan_attention(
-                batch.cu_seqlens_q, batch.seq_lens, self._allocated.num_kv_heads, heads_per_kv_head
+                batch.cu_seqlens_q,
+                batch.seq_lens,
+                batch.block_table,
+                cache.block_size,
+                cache.num_kv_heads,
+                heads_per_kv_head,
             )
         return self._plans[heads_per_kv_head]
 

@@ -35,8 +35,8 @@ def _run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.T
     ops.write_kv(key_cache, value_cache, key, value, slots)
     bounds = torch.tensor([0, len(query)], dtype=torch.int32)
     lengths = torch.tensor([_LENGTH], dtype=torch.int32)
-    plan = ops.plan_attention(bounds, lengths, _KV_HEADS, _HEADS // _KV_HEADS)
     table = torch.tensor([[2, 1]], dtype=torch.int32)
+    plan = ops.plan_attention(bounds, lengths, table, _BLOCK, _KV_HEADS, _HEADS // _KV_HEADS)
     output: torch.Tensor = ops.paged_attention(
         query, key_cache, value_cache, table, plan, _HEAD_DIM**-0.5, None, None
     )

@@ -1,24 +1,17 @@
 // Cuts a step's attention into tasks that any thread may take, the longest first.
 
-#include "attention_plan.h"
+#include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
+#include "attention_prefix.h"
 #include "kernels.h"
 
 namespace headrace {
 
 namespace {
 
-constexpr int64_t kFewTasks = 16;  // fewer than these leave threads idle
-
-int64_t cost(const Task& task) {
-  const int64_t last_position = task.first_position + task.num_tokens;
-  const int64_t end = std::min(last_position, task.end_part * kPartKeys);
-  return task.num_tokens * (end - task.first_part * kPartKeys);
-}
+constexpr int64_t kTasksPerThread = 8;  // fewer than these leave threads idle
 
 std::vector<Task> cut_into_tiles(const at::Tensor& bounds, const at::Tensor& lengths,
                                  int64_t tokens_per_tile) {
@@ -31,7 +24,7 @@ std::vector<Task> cut_into_tiles(const at::Tensor& bounds, const at::Tensor& len
       const auto count = std::min<int32_t>(tokens_per_tile, bound[seq + 1] - token);
       const int32_t position = before + token - bound[seq];
       const auto parts = static_cast<int32_t>(num_parts(position + count));
-      tiles.push_back({seq, token, count, position, 0, parts, 0, 1});
+      tiles.push_back({seq, token, count, position, 0, parts, 0, 1, 1, 0});
     }
   }
   return tiles;
@@ -52,17 +45,49 @@ std::vector<Task> split(const std::vector<Task>& tiles) {
   return tasks;
 }
 
+// Tasks that one thread takes together: one, or joint ones.
+struct Run {
+  const Task* first;
+  int64_t cost;  // keys times new tokens that see them
+};
+
+std::vector<Run> find_runs(const std::vector<Task>& tasks) {
+  std::vector<Run> runs;
+  for (const Task& task : tasks) {
+    if (task.num_joint > 0) runs.push_back({&task, task.num_tokens * task.shared_keys});
+    runs.back().cost += task.num_tokens * (task.end_key() - task.first_own_key());
+  }
+  return runs;
+}
+
+std::vector<Task> put_longest_first(const std::vector<Task>& tasks) {
+  auto runs = find_runs(tasks);
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const Run& a, const Run& b) { return a.cost > b.cost; });
+  std::vector<Task> sorted;
+  for (const Run& run : runs) sorted.insert(sorted.end(), run.first, run.first + run.first->num_joint);
+  return sorted;
+}
+
 }  // namespace
 
 at::Tensor plan_attention(const at::Tensor& cu_seqlens_q, const at::Tensor& seq_lens,
-                          int64_t kv_heads, int64_t heads_per_kv_head) {
+                          const at::Tensor& block_table, int64_t block_size, int64_t kv_heads,
+                          int64_t heads_per_kv_head) {
+  const auto table = block_table.contiguous();
   const int64_t tokens_per_tile = std::max<int64_t>(1, kTileRows / heads_per_kv_head);
   auto tasks = cut_into_tiles(cu_seqlens_q, seq_lens, tokens_per_tile);
-  if (static_cast<int64_t>(tasks.size()) * kv_heads < kFewTasks) tasks = split(tasks);
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [](const Task& a, const Task& b) { return cost(a) > cost(b); });
+  const int64_t num_items = static_cast<int64_t>(tasks.size()) * kv_heads;
+  const int64_t num_wanted = kTasksPerThread * at::get_num_threads();
+  if (num_items < num_wanted) {
+    tasks = split(tasks);
+  } else {
+    const Blocks blocks{table.const_data_ptr<int32_t>(), table.size(1), block_size};
+    tasks = join_prefixes(std::move(tasks), blocks, {num_items / num_wanted, heads_per_kv_head});
+  }
+  tasks = put_longest_first(tasks);
   const int64_t num_tasks = tasks.size();
-  auto plan = cu_seqlens_q.new_empty({num_tasks, 8});
+  auto plan = cu_seqlens_q.new_empty({num_tasks, kTaskColumns});
   std::memcpy(plan.mutable_data_ptr(), tasks.data(), num_tasks * sizeof(Task));
   return plan;
 }

@@ -1,4 +1,4 @@
-// A tile of query rows of one KV head, and what it sums up over its keys.
+// A tile of query rows of one KV head, which go over keys together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,7 @@
 
 #include "attention_amx.h"
 #include "attention_keys.h"
-#include "attention_plan.h"
-#include "attention_softmax.h"
+#include "attention_sums.h"
 #include "kv_tensors.h"
 
 namespace headrace {
@@ -28,27 +27,15 @@ struct Call {
   int64_t padded_dim() const { return (layer.head_dim + kLanes - 1) / kLanes * kLanes; }
 };
 
-// Sums of a tile's rows over some keys; values are [padded_rows, padded_dim].
-struct TileSums {
-  std::vector<RowSums> rows;
-  std::vector<float> values;
-  int64_t padded_dim = 0;
-
-  void clear(int64_t num_rows, int64_t padded_rows, int64_t dim) {
-    rows.assign(num_rows, RowSums{});
-    values.assign(padded_rows * dim, 0.0f);
-    padded_dim = dim;
-  }
-
-  void merge(const TileSums& other) {
-    for (size_t r = 0; r < rows.size(); ++r)
-      merge_rows(rows[r], &values[r * padded_dim], other.rows[r], &other.values[r * padded_dim],
-                 padded_dim);
-  }
+// One query row: a head of a new token.
+struct QueryRow {
+  int64_t token;     // within the batch
+  int64_t head;      // of all query heads
+  int64_t position;  // of the token within its sequence
 };
 
-// The rows of one task; a thread uses one object for all its tasks, so that memory is taken once and
-// the matrix unit is set up once.
+// The rows of a task, or of joint ones; a thread uses one object for all its tasks, so that memory is
+// taken once and the matrix unit is set up once.
 template <class T>
 class QueryTile {
  public:
@@ -56,46 +43,50 @@ class QueryTile {
     if (can_use_matrices()) registers_.emplace();
   }
 
-  void start(const Task& task, int64_t kv_head) {
-    task_ = task;
+  // Takes the rows of `count` tasks, whose keys are found in the blocks of the first.
+  void start(const Task* tasks, int64_t count, int64_t kv_head) {
     kv_head_ = kv_head;
-    num_rows_ = task.num_tokens * call_.group();
+    blocks_ = call_.block_table + tasks->sequence * call_.table_width;
+    rows_.clear();
+    for (int64_t i = 0; i < count; ++i) add_rows(tasks[i]);
     num_matrices_ = matrices_of_rows();
-    padded_rows_ = num_matrices_ == 2 ? 2 * kMatrixRows : num_rows_;
+    padded_rows_ = num_matrices_ == 2 ? 2 * kMatrixRows : num_rows();
     query_.resize(padded_rows_ * call_.layer.head_dim);
     scores_.resize(padded_rows_ * kTileKeys);
     weights_.resize(padded_rows_ * kTileKeys);
-    decay_.resize(num_rows_);
+    decay_.resize(num_rows());
   }
 
-  // Sums over the task's parts, each by itself and then merged in order.
-  void attend(TileSums& sums) {
+  int64_t num_rows() const { return rows_.size(); }
+  TileShape shape() const { return {num_rows(), padded_rows_, call_.padded_dim()}; }
+
+  // Adds keys [first, end) to the sums, but for tiles of keys that no row sees. Such tiles start at
+  // multiples of their size, so that a row meets the same ones in any chunk.
+  void attend(int64_t first, int64_t end, ContextSums& sums) {
     gather_query();
-    clear(sums);
-    attend_part(task_.first_part, sums);
-    for (int64_t part = task_.first_part + 1; part < task_.end_part; ++part) {
-      clear(more_);
-      attend_part(part, more_);
-      sums.merge(more_);
-    }
+    first = std::max(first, first_visible() / kTileKeys * kTileKeys);
+    for (int64_t key = first; key < end; key += kTileKeys)
+      attend_keys(key, std::min(kTileKeys, end - key), sums.part_of(key, shape()));
   }
 
   void write(const TileSums& sums) {
     const int64_t head_dim = call_.layer.head_dim, padded = call_.padded_dim();
     row_.resize(padded);
-    for (int64_t r = 0; r < num_rows_; ++r) {
+    for (int64_t r = 0; r < num_rows(); ++r) {
       for (int64_t i = 0; i < padded; i += kLanes)
         store_as(&row_[i], load16<Floats16>(&sums.values[r * padded + i]) / sums.rows[r].total);
-      const int64_t row = token_of(r) * call_.query.size(1) + head_of(r);
+      const int64_t row = rows_[r].token * call_.query.size(1) + rows_[r].head;
       std::memcpy(call_.output + row * head_dim, row_.data(), head_dim * sizeof(T));
     }
   }
 
  private:
-  // Rows of one token's heads follow each other: they share every key.
-  int64_t token_of(int64_t row) const { return task_.first_token + row / call_.group(); }
-  int64_t head_of(int64_t row) const { return kv_head_ * call_.group() + row % call_.group(); }
-  int64_t position_of(int64_t row) const { return task_.first_position + row / call_.group(); }
+  void add_rows(const Task& task) {
+    for (int64_t i = 0; i < task.num_tokens; ++i)
+      for (int64_t h = 0; h < call_.group(); ++h)
+        rows_.push_back(
+            {task.first_token + i, kv_head_ * call_.group() + h, task.first_position + i});
+  }
 
   bool can_use_matrices() const {
     const KvLayer<T>& layer = call_.layer;
@@ -105,37 +96,30 @@ class QueryTile {
 
   // 0 where vectors have to do; a single one takes four columns of matrices at once.
   int64_t matrices_of_rows() const {
-    if (!registers_ || num_rows_ > 2 * kMatrixRows) return 0;
-    return num_rows_ <= kMatrixRows && call_.layer.head_dim % (4 * kMatrixColumns) == 0 ? 1 : 2;
+    if (!registers_ || num_rows() > 2 * kMatrixRows) return 0;
+    return num_rows() <= kMatrixRows && call_.layer.head_dim % (4 * kMatrixColumns) == 0 ? 1 : 2;
   }
 
-  void clear(TileSums& sums) const { sums.clear(num_rows_, padded_rows_, call_.padded_dim()); }
+  int64_t first_visible() const {
+    int64_t position = rows_[0].position;
+    for (const QueryRow& row : rows_) position = std::min(position, row.position);
+    return call_.scoring.first_visible(position);
+  }
 
   void gather_query() {
     const int64_t head_dim = call_.layer.head_dim;
-    for (int64_t r = 0; r < num_rows_; ++r)
-      std::memcpy(&query_[r * head_dim], row_of<T>(call_.query, token_of(r), head_of(r)),
+    for (int64_t r = 0; r < num_rows(); ++r)
+      std::memcpy(&query_[r * head_dim], row_of<T>(call_.query, rows_[r].token, rows_[r].head),
                   head_dim * sizeof(T));
   }
 
-  // Tiles of keys start at multiples of their size, so that a row meets the same ones in any chunk.
-  void attend_part(int64_t part, TileSums& sums) {
-    const int64_t visible = call_.scoring.first_visible(task_.first_position);
-    const int64_t first = std::max(part * kPartKeys, visible / kTileKeys * kTileKeys);
-    const int64_t end =
-        std::min<int64_t>((part + 1) * kPartKeys, task_.first_position + task_.num_tokens);
-    for (int64_t key = first; key < end; key += kTileKeys)
-      attend_keys(key, std::min(kTileKeys, end - key), sums);
-  }
-
   void attend_keys(int64_t first_key, int64_t num_keys, TileSums& sums) {
-    const int32_t* blocks = call_.block_table + task_.sequence * call_.table_width;
-    const KeyTile keys = finder_.find(blocks, kv_head_, first_key, num_keys);
+    const KeyTile keys = finder_.find(blocks_, kv_head_, first_key, num_keys);
     if (num_matrices_ > 0) return attend_by_matrices(finder_.with_clean_tail(keys), first_key, sums);
-    score_tile<T>(words_of(query_), num_rows_, call_.layer.key_words(), keys, scores_.data());
+    score_tile<T>(words_of(query_), num_rows(), call_.layer.key_words(), keys, scores_.data());
     weigh_scores(first_key, keys, sums);
-    weigh_tile<T>(words_of(weights_), num_rows_, call_.layer.head_dim, keys, decay_.data(),
-                  sums.values.data(), sums.padded_dim);
+    weigh_tile<T>(words_of(weights_), num_rows(), call_.layer.head_dim, keys, decay_.data(),
+                  sums.values.data(), call_.padded_dim());
   }
 
   void attend_by_matrices([[maybe_unused]] const KeyTile& keys, [[maybe_unused]] int64_t first_key,
@@ -146,7 +130,7 @@ class QueryTile {
     with_constant<2>(num_matrices_, [&](auto matrices) {
       score_matrices<matrices>(words_of(query_), call_.layer.key_words(), keys, scores_.data());
       weigh_scores(first_key, keys, sums);
-      for (int64_t r = 0; r < num_rows_; ++r)
+      for (int64_t r = 0; r < num_rows(); ++r)
         shrink(&sums.values[r * head_dim], head_dim, decay_[r]);
       weigh_matrices<matrices>(words_of(weights_), keys, head_dim, sums.values.data());
     });
@@ -154,8 +138,8 @@ class QueryTile {
   }
 
   void weigh_scores(int64_t first_key, const KeyTile& keys, TileSums& sums) {
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      const int64_t position = position_of(r);
+    for (int64_t r = 0; r < num_rows(); ++r) {
+      const int64_t position = rows_[r].position;
       const Visible visible{call_.scoring.first_visible(position) - first_key,
                             std::min(position + 1 - first_key, keys.num_keys)};
       decay_[r] = weigh_keys(&scores_[r * kTileKeys], keys.num_units() * keys.unit, visible,
@@ -170,9 +154,9 @@ class QueryTile {
   const Call<T>& call_;
   KeyFinder<T> finder_;
   std::optional<MatrixRegisters> registers_;
-  Task task_{};
+  const int32_t* blocks_ = nullptr;  // of the sequence whose keys these are
   int64_t kv_head_ = 0;
-  int64_t num_rows_ = 0;
+  std::vector<QueryRow> rows_;
   int64_t padded_rows_ = 0;    // to whole matrices; what the rows beyond hold is never written
   int64_t num_matrices_ = 0;   // of 16 rows; 0: vectors do the work
   std::vector<T> query_;       // [padded_rows, head_dim]
@@ -180,7 +164,6 @@ class QueryTile {
   std::vector<T> weights_;     // [padded_rows, 128]
   std::vector<float> decay_;   // [num_rows]
   std::vector<T> row_;         // [padded_dim]
-  TileSums more_;
 };
 
 }  // namespace headrace

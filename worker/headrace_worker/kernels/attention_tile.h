@@ -6,11 +6,11 @@
 
 #include <algorithm>
 
+#include "attention_plan.h"
 #include "simd.h"
 
 namespace headrace {
 
-constexpr int64_t kTileKeys = 128;  // scores of a row between two looks at its maximum
 constexpr int64_t kMaxUnits = kTileKeys / kLanes;
 
 // The keys and values of a tile, as units of 16 or 32 tokens that lie together.

@@ -16,9 +16,11 @@ int64_t count_threads();
 void write_kv(const at::Tensor& key_cache, const at::Tensor& value_cache, const at::Tensor& key,
               const at::Tensor& value, const at::Tensor& slots);
 
-// The tasks of a step, [num_tasks, 8] int32, from prefix sums of new tokens and lengths, both int32.
+// The tasks of a step, [num_tasks, 10] int32, from prefix sums of new tokens, lengths and the block
+// table, all int32.
 at::Tensor plan_attention(const at::Tensor& cu_seqlens_q, const at::Tensor& seq_lens,
-                          int64_t kv_heads, int64_t heads_per_kv_head);
+                          const at::Tensor& block_table, int64_t block_size, int64_t kv_heads,
+                          int64_t heads_per_kv_head);
 
 // Attention of queries [num_tokens, heads, head_dim] over a layer's cache, in their type.
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,

@@ -15,8 +15,8 @@ TORCH_LIBRARY(headrace, ops) {
       " Tensor slots) -> ()",
       &headrace::write_kv);
   ops.def(
-      "plan_attention(Tensor cu_seqlens_q, Tensor seq_lens, int kv_heads, int heads_per_kv_head)"
-      " -> Tensor",
+      "plan_attention(Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table, int block_size,"
+      " int kv_heads, int heads_per_kv_head) -> Tensor",
       &headrace::plan_attention);
   ops.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table,"
