@@ -59,10 +59,11 @@ def grow(branches: Sequence[Branch], case: Case) -> Problem:
 
 @st.composite
 def trees(draw_from: st.DrawFn) -> list[Branch]:
-    """Two roots, from which up to eight sequences branch off, or off each other."""
-    lengths = st.one_of(st.sampled_from([128, 512, 640, 1024]), st.integers(0, 1100))
+    """Two roots, one of them long, from which up to eight sequences branch, or off each other."""
+    lengths = st.one_of(st.sampled_from([1100, 1024, 640, 512, 128]), st.integers(0, 1100))
     new = st.sampled_from([1, 1, 1, 1, 2, 5, 40])
-    branches = [Branch(root, 0, draw_from(lengths), draw_from(new)) for root in range(2)]
+    tails = (1100, draw_from(lengths))
+    branches = [Branch(root, 0, tail, draw_from(new)) for root, tail in enumerate(tails)]
     for seq in range(2, draw_from(st.integers(3, 10))):
         parent, tail = draw_from(st.integers(0, seq - 1)), draw_from(st.integers(0, 200))
         branches.append(Branch(parent, draw_from(lengths), tail, draw_from(new)))
