@@ -41,7 +41,8 @@ class Branch:
 
 def grow(branches: Sequence[Branch], case: Case) -> Problem:
     """Return a problem whose sequences share whole blocks as the branches say."""
-    shared, cached = [], []
+    shared: list[int] = []
+    cached: list[int] = []
     for branch in branches:
         known = cached[branch.parent] if branch.parent < len(cached) else 0
         shared.append(min(branch.num_shared, known) // case.block_size * case.block_size)
@@ -92,7 +93,8 @@ def test_a_shared_prefix_changes_no_bit(
     """Whoever shares which prefixes, each sequence gets the bits that it gets alone."""
     case = Case((), 8 * group, 8, head_dim, block_size, window, soft_cap, dtype)
     problem = grow(branches, case)
-    together = solve(NativeBackend(), problem).split([branch.num_new for branch in branches])
+    counts = [branch.num_new for branch in branches]
+    together = torch.split(solve(NativeBackend(), problem), counts)
     for seq, rows in enumerate(together):
         assert torch.equal(solve(NativeBackend(), only(problem, seq)), rows)
 
