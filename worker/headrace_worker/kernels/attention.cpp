@@ -18,7 +18,7 @@ void share_out(int64_t count, const MakeWorker& make_worker) {
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
     auto worker = make_worker();
-    for (int64_t i = next++; i < count; i = next++) worker(i);
+    for (int64_t i = next++; i < count; i = next++) worker(i, next.load(std::memory_order_relaxed));
   });
 }
 
@@ -29,6 +29,8 @@ class TaskRunner {
  public:
   TaskRunner(const Call<T>& call, std::vector<TileSums>& parts)
       : call_(call), parts_(parts), tile_(call) {}
+
+  void expect(const Task& task, int64_t head) { tile_.expect(task, head); }
 
   // Does the joint tasks that begin here for one head; there are none where they began before.
   void run(const Task* tasks, int64_t head) {
@@ -84,7 +86,8 @@ void run(const Call<T>& call, const Task* tasks, int64_t num_tasks) {
                                     [](const Task& task) { return task.num_slots > 1; });
   std::vector<TileSums> parts(is_split ? count : 0);  // by slot, then head
   share_out(count, [&] {
-    return [&, runner = TaskRunner<T>(call, parts)](int64_t i) mutable {
+    return [&, runner = TaskRunner<T>(call, parts)](int64_t i, int64_t likely_next) mutable {
+      if (likely_next < count) runner.expect(tasks[likely_next / kv_heads], likely_next % kv_heads);
       runner.run(tasks + i / kv_heads, i % kv_heads);
     };
   });

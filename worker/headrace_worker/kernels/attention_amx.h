@@ -17,6 +17,8 @@ namespace headrace {
 template <int Rows>
 constexpr int64_t kSumColumns = 4 / Rows * kMatrixColumns;
 
+constexpr int64_t kAnnouncedLines = 8;  // of a unit's keys or values
+
 // sums += left * right, whose columns lie in two places, 32 side by side; both are used if Rows is 1.
 template <int Rows>
 inline void multiply_matrices(const void* left, int64_t left_stride, const uint32_t* right,
@@ -69,8 +71,15 @@ inline void store_matrices(float* sums, int64_t stride) {
   _tile_stored(3, more + kMatrixColumns, stride * sizeof(float));
 }
 
+// Asks for the first lines of a stretch of memory; once it is touched, the processor reads ahead in it.
+inline void announce(const uint32_t* words, int64_t num_lines) {
+  constexpr int64_t kLineWords = 16;
+  for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(words + i * kLineWords, 0, 2);
+}
+
 // Scores of the rows in use, whose head size and units are multiples of 32. One row of matrices takes
 // two units at once; where the last has no neighbour it is its own, and its second scores are unused.
+// Few rows wait for memory most of the time, so the values, which are next, are announced meanwhile.
 template <int Rows>
 void score_matrices(const uint32_t* query, int64_t num_words, const KeyTile& tile, float* scores) {
   constexpr int64_t kUnits = 2 / Rows;
@@ -78,23 +87,29 @@ void score_matrices(const uint32_t* query, int64_t num_words, const KeyTile& til
     const uint32_t* keys = tile.keys[u];
     const uint32_t* more_keys = tile.keys[std::min(u + kUnits - 1, tile.num_units() - 1)];
     clear_matrices();
-    for (int64_t w = 0; w < num_words; w += kLanes)
+    for (int64_t w = 0; w < num_words; w += kLanes) {
       multiply_matrices<Rows>(query + w, num_words * 4, keys + w * tile.key_stride,
                               more_keys + w * tile.key_stride, tile.key_stride * 4);
+      for (int64_t i = u; Rows == 1 && i < std::min(u + kUnits, tile.num_units()); ++i)
+        announce(tile.values[i] + w * (kAnnouncedLines / 2), kAnnouncedLines / 2);
+    }
     store_matrices<Rows>(scores + u * tile.unit, kTileKeys);
   }
 }
 
 // sums [rows, head_dim] += weights * values; weights beyond the last key are 0, and the values there
-// finite. One row of matrices takes head sizes that are multiples of 64.
+// finite. One row of matrices takes head sizes that are multiples of 64, and announces the keys of the
+// tile that is next.
 template <int Rows>
-void weigh_matrices(const uint32_t* weights, const KeyTile& tile, int64_t head_dim, float* sums) {
+void weigh_matrices(const uint32_t* weights, const KeyTile& tile, const KeyTile& next,
+                    int64_t head_dim, float* sums) {
   for (int64_t d = 0; d < head_dim; d += kSumColumns<Rows>) {
     load_matrices<Rows>(sums + d, head_dim);
     for (int64_t u = 0; u < tile.num_units(); ++u) {
       const uint32_t* values = tile.values[u] + d;
       multiply_matrices<Rows>(weights + u * kLanes, kTileKeys * 2, values,
                               values + 2 * kMatrixColumns, head_dim * 4);
+      if (Rows == 1 && d == 0 && u < next.num_units()) announce(next.keys[u], kAnnouncedLines);
     }
     store_matrices<Rows>(sums + d, head_dim);
   }

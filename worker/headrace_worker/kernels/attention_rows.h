@@ -57,6 +57,12 @@ class QueryTile {
     decay_.resize(num_rows());
   }
 
+  // Says whose keys are likely to be asked for after those of the task that is at hand.
+  void expect(const Task& task, int64_t kv_head) {
+    const int32_t* blocks = call_.block_table + task.sequence * call_.table_width;
+    after_ = place_of(blocks, kv_head, task.first_part * kPartKeys, task.end_key());
+  }
+
   int64_t num_rows() const { return rows_.size(); }
   TileShape shape() const { return {num_rows(), padded_rows_, call_.padded_dim()}; }
 
@@ -65,8 +71,10 @@ class QueryTile {
   void attend(int64_t first, int64_t end, ContextSums& sums) {
     gather_query();
     first = std::max(first, first_visible() / kTileKeys * kTileKeys);
-    for (int64_t key = first; key < end; key += kTileKeys)
+    for (int64_t key = first; key < end; key += kTileKeys) {
+      next_ = key + kTileKeys < end ? place_of(blocks_, kv_head_, key + kTileKeys, end) : after_;
       attend_keys(key, std::min(kTileKeys, end - key), sums.part_of(key, shape()));
+    }
   }
 
   void write(const TileSums& sums) {
@@ -106,6 +114,12 @@ class QueryTile {
     return call_.scoring.first_visible(position);
   }
 
+  // Where the keys [first, end) begin, as far as one tile; nothing where it would take a copy.
+  KeyTile place_of(const int32_t* blocks, int64_t kv_head, int64_t first, int64_t end) {
+    if (!registers_) return KeyTile{};
+    return finder_.find(blocks, kv_head, first, std::min(kTileKeys, end - first));
+  }
+
   void gather_query() {
     const int64_t head_dim = call_.layer.head_dim;
     for (int64_t r = 0; r < num_rows(); ++r)
@@ -128,11 +142,13 @@ class QueryTile {
     const int64_t head_dim = call_.layer.head_dim;
     registers_->set_rows(std::min(padded_rows_, kMatrixRows));
     with_constant<2>(num_matrices_, [&](auto matrices) {
+      settle_memory();
       score_matrices<matrices>(words_of(query_), call_.layer.key_words(), keys, scores_.data());
       weigh_scores(first_key, keys, sums);
       for (int64_t r = 0; r < num_rows(); ++r)
         shrink(&sums.values[r * head_dim], head_dim, decay_[r]);
-      weigh_matrices<matrices>(words_of(weights_), keys, head_dim, sums.values.data());
+      settle_memory();
+      weigh_matrices<matrices>(words_of(weights_), keys, next_, head_dim, sums.values.data());
     });
 #endif
   }
@@ -154,6 +170,8 @@ class QueryTile {
   const Call<T>& call_;
   KeyFinder<T> finder_;
   std::optional<MatrixRegisters> registers_;
+  KeyTile next_{};   // the tile after the one at hand, of this task or
+  KeyTile after_{};  // of the one that is expected next
   const int32_t* blocks_ = nullptr;  // of the sequence whose keys these are
   int64_t kv_head_ = 0;
   std::vector<QueryRow> rows_;

@@ -17,9 +17,9 @@ constexpr int64_t kMaxUnits = kTileKeys / kLanes;
 struct KeyTile {
   const uint32_t* keys[kMaxUnits];    // each [head_dim / W, key_stride] words, see kv_layout.h
   const uint32_t* values[kMaxUnits];  // each [unit / W, head_dim] words
-  int64_t unit;                       // tokens in a unit, 16 or 32
-  int64_t key_stride;                 // words from one row of keys to the next
-  int64_t num_keys;                   // in the whole tile, 1 to 128; the last unit may be cut
+  int64_t unit = kLanes;              // tokens in a unit, 16 or 32
+  int64_t key_stride = 0;             // words from one row of keys to the next
+  int64_t num_keys = 0;               // in the whole tile, up to 128; the last unit may be cut
 
   int64_t num_units() const { return (num_keys + unit - 1) / unit; }
 };
