@@ -27,7 +27,7 @@ class Job:
     quantization: str = "none"  # none, int8
     num_threads: int = 2  # of peers; ours are told by a flag, or take their default
     kv_cache_bytes: int = 1024**3  # the same for everybody
-    max_num_seqs: int = 128  # ours; peers keep their own default
+    max_num_seqs: int = 256  # ours; peers keep their own default
     worker_flags: list[str] = field(default_factory=list)  # ours, added to those above
 
     def write(self, path: Path) -> None:

@@ -43,7 +43,7 @@ def _problems(*argv: str) -> tuple[str, ...]:
 def test_two_settings_are_needed_and_the_rest_has_defaults() -> None:
     """URL and model are enough for a worker."""
     settings = parse(NEEDED)
-    assert (settings.queue, settings.device, settings.max_num_seqs) == ("default", "auto", 128)
+    assert (settings.queue, settings.device, settings.max_num_seqs) == ("default", "auto", 256)
     assert settings.redis_url.get_secret_value() == URL
     assert (settings.lease_ttl, settings.drain_timeout, settings.metrics_port) == (15.0, 0.0, None)
 

@@ -99,7 +99,7 @@ class WorkerSettings(BaseSettings):
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="context in tokens, prompt and output; else the model's own"
     )
-    max_num_seqs: Count = Field(128, description="most sequences in a step")
+    max_num_seqs: Count = Field(256, description="most sequences in a step")
     max_num_batched_tokens: Count = Field(512, description="token budget of a step")
     kv_cache_memory: Bytes | None = Field(
         None, description="size of the KV cache; else from what is free"

@@ -27,7 +27,7 @@ class EngineSettings:
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     tensor_parallel_size: int = 1  # ranks that the model is cut over, a process each
     max_model_len: int | None = None  # tokens, prompt and output together; None: the model's own
-    max_num_seqs: int = 128  # most sequences running at once
+    max_num_seqs: int = 256  # most sequences running at once
     max_num_batched_tokens: int = 512  # token budget of a step
     kv_cache_memory_bytes: int | None = None  # for the KV cache alone; None: from what is free
     gpu_memory_utilization: float = 0.9  # of the device's memory, for everything; CUDA only
