@@ -126,16 +126,21 @@ def _slots(results: list[Result]) -> Data:
 
 
 def _budgets(options: Options) -> tuple[int, ...]:
-    whole = LONG_PROMPT_TOKENS + options.job("mixed", 1).max_num_seqs
+    whole = LONG_PROMPT_TOKENS + _num_decodes(options) + 1
     return (256, whole) if options.is_quick else (128, 256, 512, whole)
 
 
+def _num_decodes(options: Options) -> int:
+    return 16 if options.is_quick else 63
+
+
 def _disturb(options: Options, budget: int) -> Data:
-    num_decodes = 16 if options.is_quick else 63
+    num_decodes = _num_decodes(options)
     items: list[Item] = uniform(num_decodes, 32, 256) + uniform(1, LONG_PROMPT_TOKENS, 1)
     job = options.job_of("disturbed", items)
     flags = [*job.worker_flags, "--max-num-batched-tokens", str(budget)]
-    result = alternate(("disturbed",), replace(job, worker_flags=flags), 1)["disturbed"][0]
+    job = replace(job, max_num_seqs=num_decodes + 1, worker_flags=flags)
+    result = alternate(("disturbed",), job, 1)["disturbed"][0]
     before_s, during_s = result.details["before_s"], result.details["during_s"]
     return {
         "budget": budget,

@@ -48,6 +48,15 @@ def test_two_settings_are_needed_and_the_rest_has_defaults() -> None:
     assert (settings.lease_ttl, settings.drain_timeout, settings.metrics_port) == (15.0, 0.0, None)
 
 
+def test_a_small_token_budget_takes_fewer_sequences_unless_their_number_is_given() -> None:
+    """Only two numbers that both were given can contradict each other."""
+    assert parse([*NEEDED, "--max-num-batched-tokens", "128"]).max_num_seqs == 128
+    assert parse([*NEEDED, "--max-num-batched-tokens", "4096"]).max_num_seqs == 256
+    contradiction = ("--max-num-batched-tokens", "128", "--max-num-seqs", "129")
+    (problem,) = _problems(*NEEDED, *contradiction)
+    assert "max_num_seqs 129" in problem
+
+
 def test_sizes_and_durations_take_suffixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags and from variables alike."""
     monkeypatch.setenv("HEADRACE_KV_CACHE_MEMORY", "24MiB")

@@ -99,7 +99,9 @@ class WorkerSettings(BaseSettings):
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="context in tokens, prompt and output; else the model's own"
     )
-    max_num_seqs: Count = Field(256, description="most sequences in a step")
+    max_num_seqs: Count = Field(
+        256, description="most sequences in a step; else as many as its token budget at most"
+    )
     max_num_batched_tokens: Count = Field(512, description="token budget of a step")
     kv_cache_memory: Bytes | None = Field(
         None, description="size of the KV cache; else from what is free"
@@ -167,6 +169,9 @@ class WorkerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> WorkerSettings:
+        if "max_num_seqs" not in self.model_fields_set:
+            most = min(self.max_num_seqs, self.max_num_batched_tokens)
+            object.__setattr__(self, "max_num_seqs", most)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs"
