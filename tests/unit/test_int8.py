@@ -17,7 +17,7 @@ from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.eight_bits import quantize_rows, scale_rows
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.int8 import Int8Product, can_multiply_int8, int8_product
-from headrace_worker.model.linear import Quantize
+from headrace_worker.model.linear import Quantize, has_matrix_unit
 from support.oracle import request, run
 from support.ranks import cut_engine
 from support.tiny_models import make_tiny_model
@@ -54,6 +54,7 @@ def test_the_kernel_has_the_bits_of_torch(dtype: torch.dtype) -> None:
         pytest.skip(f"a C++ compiler is not installed on this machine: {reason}")
     x = rows_of(9, 70, dtype)
     x[1], x[2], x[3, 5] = 0, float("nan"), float("inf")
+    x[4] = torch.tensor([0.0, 1e-38] * 35)  # as good as zeros
     numbers, scales = torch.ops.headrace.quantize_rows(x)
     wanted_numbers, wanted_scales = quantize_rows(x)
     assert torch.equal(numbers, wanted_numbers)
@@ -75,6 +76,20 @@ def test_a_product_is_near_the_exact_one(dtype: torch.dtype) -> None:
         found = make(weight, bias.contiguous())(x)
         assert found.dtype == dtype
         assert (found.float() - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 40])
+def test_our_kernel_rounds_the_exact_sum_once(num_rows: int) -> None:
+    """Scales and bias are applied to the whole number, in float32."""
+    if not has_matrix_unit(torch.bfloat16):
+        pytest.skip("a CPU with AMX is not in this machine, or there is no C++ compiler")
+    weight, bias = rows_of(50, 70, torch.bfloat16), rows_of(50, 1, torch.bfloat16)[:, 0]
+    x = rows_of(num_rows, 70, torch.bfloat16)
+    numbers, row_scales = quantize_rows(x)
+    of_weight, scales = quantize_rows(weight)
+    sums = (numbers.long() @ of_weight.long().T).float()
+    wanted = sums * scales * row_scales[:, None] + bias.float()
+    assert torch.equal(int8_product(weight, bias.contiguous())(x), wanted.bfloat16())
 
 
 @DTYPES

@@ -36,11 +36,11 @@ float largest_of_row(const T* x, int64_t size) {
 template <typename T>
 float quantize_row(const T* __restrict x, int8_t* __restrict numbers, int64_t size) {
   const float largest = largest_of_row(x, size);
-  if (largest == 0.0f || !std::isfinite(largest)) {
+  const float inverse = kLargest / largest;  // infinite for zeros, and for rows that are nearly so
+  if (!std::isfinite(largest) || !std::isfinite(inverse)) {
     std::fill(numbers, numbers + size, int8_t{0});
-    return largest == 0.0f ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    return std::isfinite(largest) ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
   }
-  const float inverse = kLargest / largest;
   for (int64_t i = 0; i < size; ++i) {
     const float whole = (static_cast<float>(x[i]) * inverse + kNoFraction) - kNoFraction;
     const float scaled = std::min(std::max(whole, -kLargest), kLargest);
