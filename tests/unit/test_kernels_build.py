@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import platform
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from headrace_worker.kernels import build as building
 from headrace_worker.kernels.build import Build, BuildFailed
+from headrace_worker.kernels.loader import kernel_files
 from headrace_worker.kernels.toolchain import build_key, find_compiler
 
 
@@ -120,6 +123,19 @@ def test_the_key_follows_sources_and_flags(tmp_path: Path) -> None:
     assert build_key([first], ["-O3"]) != key
     second.write_text("3")
     assert build_key([first, second], ["-O3"]) != key
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is Intel's")
+@pytest.mark.parametrize(("capability", "is_used"), [("AVX512", True), ("AVX2", False)])
+def test_the_matrix_unit_goes_with_torchs_widest_vectors(
+    build: Build, capability: str, is_used: bool
+) -> None:
+    """A torch that is held to narrower ones still gets kernels, without the unit."""
+    unit = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16")
+    header = next(file for file in kernel_files() if file.name == "matrix_registers.h")
+    command = (build.compiler, *unit, f"-DCPU_CAPABILITY_{capability}", "-E", "-dM", "-xc++")
+    macros = subprocess.run([*command, str(header)], check=True, capture_output=True, text=True)
+    assert ("#define HEADRACE_AMX 1" in macros.stdout) is is_used
 
 
 def test_cxx_names_the_compiler() -> None:

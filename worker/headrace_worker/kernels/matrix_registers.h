@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
+// Vectors of torch's that are narrower than the unit's rows do not go with it.
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && \
+    defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512) && defined(__linux__)
 #define HEADRACE_AMX 1
 #include <immintrin.h>
 #include <sys/syscall.h>
