@@ -41,6 +41,20 @@ def test_products_are_those_of_torch(
     torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5 * num_inputs)
 
 
+def test_rows_beyond_a_cache_are_taken_in_parts() -> None:
+    """Where a part ends, no row is lost, taken twice or rounded otherwise."""
+    linear, x = packed(random_rows(64, 1536, 1)), random_rows(300, 1536, 2)
+    together = linear(x)
+    assert torch.equal(torch.cat([linear(x[:40]), linear(x[40:270]), linear(x[270:])]), together)
+
+
+@pytest.mark.parametrize("size", [32, 65, 500])
+def test_rows_of_another_width_are_refused(size: int) -> None:
+    """They are not read beyond their end."""
+    with pytest.raises(RuntimeError, match="do not go with the weight"):
+        packed(random_rows(32, 64, 1))(random_rows(2, size, 2))
+
+
 @pytest.mark.parametrize("num_inputs", [70, 576])
 def test_a_row_has_the_same_bits_in_any_company(num_inputs: int) -> None:
     """Neither the number of rows, nor the place among them, nor the threads change it."""

@@ -17,7 +17,7 @@ namespace headrace {
 template <int Rows>
 constexpr int64_t kSumColumns = 4 / Rows * kMatrixColumns;
 
-constexpr int64_t kAnnouncedLines = 8;  // of a unit's keys or values
+constexpr int64_t kAnnouncedLines = 8;  // of a unit's keys; as many of its values for heads of 64
 
 // sums += left * right, whose columns lie in two places, 32 side by side; both are used if Rows is 1.
 template <int Rows>

@@ -48,7 +48,7 @@ std::vector<Task> split(const std::vector<Task>& tiles) {
 // Tasks that one thread takes together: one, or joint ones.
 struct Run {
   const Task* first;
-  int64_t cost;  // keys times new tokens that see them
+  int64_t cost;  // keys that are read, times new tokens; what is shared counts once
 };
 
 std::vector<Run> find_runs(const std::vector<Task>& tasks) {

@@ -37,7 +37,7 @@ int64_t count_shared_keys(const Task& a, const Task& b, const Blocks& blocks) {
   return std::min(num_blocks * blocks.size, before) / kTileKeys * kTileKeys;
 }
 
-// Whether no other task fits into the same tile.
+// Whether a task takes more than half of a tile, so that another one like it does not fit in.
 bool fills_tile(const Task& task, const JointLimits& limits) {
   return 2 * task.num_tokens * limits.rows_per_token > kTileRows;
 }

@@ -170,8 +170,8 @@ class QueryTile {
   const Call<T>& call_;
   KeyFinder<T> finder_;
   std::optional<MatrixRegisters> registers_;
-  KeyTile next_{};   // the tile after the one at hand, of this task or
-  KeyTile after_{};  // of the one that is expected next
+  KeyTile next_{};   // after the one at hand
+  KeyTile after_{};  // the first of the task that is likely to be next
   const int32_t* blocks_ = nullptr;  // of the sequence whose keys these are
   int64_t kv_head_ = 0;
   std::vector<QueryRow> rows_;

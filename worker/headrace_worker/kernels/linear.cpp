@@ -13,6 +13,9 @@ namespace headrace {
 bool has_matrix_unit() { return may_use_matrices(); }
 
 at::Tensor pack_linear(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && (weight.scalar_type() == at::kChar ||
+                                    weight.scalar_type() == at::kBFloat16),
+              "no packed layout for ", weight.sizes(), " of ", weight.dtype());
   return weight.scalar_type() == at::kChar ? pack_weight<int8_t>(weight) : pack_weight<uint16_t>(weight);
 }
 
@@ -23,6 +26,8 @@ namespace {
 // [num_rows, width] of what `Store` makes of the sums.
 template <class Format, class Store, class Values>
 at::Tensor multiply(const at::Tensor& x, const at::Tensor& packed, int64_t width, Values values) {
+  const int64_t most = packed.size(0) * kColumns;
+  TORCH_CHECK(0 < width && width <= most, "the weight has ", most, " outputs, not ", width);
   const PaddedRows<Format> rows(x, packed.size(1) * Format::kInputs);
   at::Tensor output = x.new_empty({x.size(0), width}, at::kBFloat16);
   multiply_rows(rows, static_cast<const char*>(packed.const_data_ptr()), packed.size(0),

@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 
 _TOLERANCE = 2e-2  # two roundings to bfloat16 in different places
+_ROWS, _INPUTS, _OUTPUTS = 37, 70, 50  # none a multiple of what the unit takes at once
+_GATES = 16  # then as many factors
 
 
 def find_linear_differences() -> Iterator[str]:
@@ -15,30 +17,52 @@ def find_linear_differences() -> Iterator[str]:
     if not torch.ops.headrace.has_matrix_unit():
         return
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(50, 70, generator=generator).bfloat16()
-    rows = torch.randn(37, 70, generator=generator).bfloat16()
-    bias = torch.randn(50, generator=generator).bfloat16()
-    packed = torch.ops.headrace.pack_linear(weight)
-    found = torch.ops.headrace.packed_linear(rows, packed, bias, 50).float()
-    wanted = functional.linear(rows.float(), weight.float(), bias.float())
-    if not torch.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
-        yield "packed_linear"
-    weight = torch.randn(32, 70, generator=generator).bfloat16()  # 16 gates, 16 factors
-    packed = torch.ops.headrace.pack_linear(weight)
-    gate, factor = functional.linear(rows.float(), weight.float()).chunk(2, dim=-1)
-    for is_gelu, wanted in (
-        (False, functional.silu(gate) * factor),
-        (True, functional.gelu(gate, approximate="tanh") * factor),
-    ):
-        found = torch.ops.headrace.packed_gated_linear(rows, packed, None, is_gelu).float()
-        if not torch.allclose(found, wanted, rtol=2 * _TOLERANCE, atol=8 * _TOLERANCE):
-            yield f"packed_gated_linear, {is_gelu=}"
-    numbers = torch.randint(-127, 128, (50, 70), generator=generator)
-    x = torch.randint(-127, 128, (37, 70), generator=generator)
-    scales, row_scales = torch.full((50,), 0.25), torch.full((37,), 0.5)
-    packed = torch.ops.headrace.pack_linear(numbers.to(torch.int8))
-    found = torch.ops.headrace.packed_linear_int8(
-        x.to(torch.int8), row_scales, packed, scales, None
-    )
-    if not torch.equal(found, ((x @ numbers.T) * 0.125).bfloat16()):
-        yield "packed_linear_int8"
+    for results in (_bfloat16_results(generator), _int8_results(generator)):
+        for name, found, wanted in results:
+            if not torch.allclose(found.float(), wanted, rtol=_TOLERANCE, atol=4 * _TOLERANCE):
+                yield name
+
+
+def _bfloat16_results(
+    generator: torch.Generator,
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield a name, what the kernel gives, and what torch gives in float32."""
+    ops = torch.ops.headrace
+    rows, weight = _random(generator, _ROWS, _INPUTS), _random(generator, _OUTPUTS, _INPUTS)
+    bias = _random(generator, _OUTPUTS)
+    found = ops.packed_linear(rows, ops.pack_linear(weight), bias, _OUTPUTS)
+    yield "packed_linear", found, functional.linear(rows.float(), weight.float(), bias.float())
+    weight = _random(generator, 2 * _GATES, _INPUTS)
+    for is_gelu in (False, True):
+        found = ops.packed_gated_linear(rows, ops.pack_linear(weight), None, is_gelu)
+        wanted = _gated(functional.linear(rows.float(), weight.float()), is_gelu=is_gelu)
+        yield f"packed_gated_linear, {is_gelu=}", found, wanted
+
+
+def _int8_results(generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the same for whole numbers, each row and output with a scale of its own."""
+    ops = torch.ops.headrace
+    rows = torch.randint(-127, 128, (_ROWS, _INPUTS), generator=generator)
+    weight = torch.randint(-127, 128, (_OUTPUTS, _INPUTS), generator=generator)
+    row_scales = torch.rand(_ROWS, generator=generator)
+    scales = torch.rand(_OUTPUTS, generator=generator) / 2**14  # sums are about 2^15
+    bias = _random(generator, _OUTPUTS)
+    wanted = (rows @ weight.T) * row_scales[:, None] * scales + bias.float()
+    packed = ops.pack_linear(weight.to(torch.int8))
+    found = ops.packed_linear_int8(rows.to(torch.int8), row_scales, packed, scales, bias)
+    yield "packed_linear_int8", found, wanted
+    first = slice(0, 2 * _GATES)
+    packed = ops.pack_linear(weight[first].to(torch.int8))
+    arguments = (rows.to(torch.int8), row_scales, packed, scales[first], bias[first])
+    found = ops.packed_gated_linear_int8(*arguments, False)
+    yield "packed_gated_linear_int8", found, _gated(wanted[:, first], is_gelu=False)
+
+
+def _random(generator: torch.Generator, *size: int) -> torch.Tensor:
+    return torch.randn(size, generator=generator).bfloat16()
+
+
+def _gated(both: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+    gate, factor = both.chunk(2, dim=-1)
+    active = functional.gelu(gate, approximate="tanh") if is_gelu else functional.silu(gate)
+    return active * factor

@@ -1,7 +1,7 @@
 // The loop of a projection on the matrix unit: blocks of 32 rows by 32 outputs.
 //
-// A thread takes outputs by 32, and streams their part of the weight from memory once. While the unit
-// multiplies a block, the vectors, which have nothing else to do, round and store the block before, and
+// A thread takes outputs by 32, and streams their part of the weight once for as many rows as stay in
+// its cache. While the unit multiplies a block, the vectors, which have nothing else to do, round and store the block before, and
 // the next part of the weight comes into the cache.
 #pragma once
 
@@ -130,13 +130,14 @@ void multiply_share(const PaddedRows<Format>& rows, int64_t first, int64_t last,
 // Calls store(sums, row, task) for each row and each of num_tasks times 32 outputs, and
 // store.expect(row, task) a little earlier.
 //
-// Many long rows are taken in parts that stay in a thread's cache while the whole weight passes by.
+// Many long rows are taken in parts that stay in a thread's cache while its part of the weight passes
+// by; as few as a hundred would have it pass by faster than memory can send it.
 template <class Format, class Store>
 void multiply_rows(const PaddedRows<Format>& rows, const char* weight, int64_t num_tasks,
                    const Store& store) {
-  constexpr int64_t kCacheBytes = 768 * 1024;
+  constexpr int64_t kCacheBytes = 768 * 1024, kFewestBlocks = 4;
   const int64_t part =
-      std::max<int64_t>(1, kCacheBytes / (kBlockRows * rows.stride_bytes())) * kBlockRows;
+      std::max(kFewestBlocks, kCacheBytes / (kBlockRows * rows.stride_bytes())) * kBlockRows;
   at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < rows.count(); row += part)
       multiply_share(rows, row, std::min(row + part, rows.count()), weight, begin, end, store);

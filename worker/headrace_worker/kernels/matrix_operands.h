@@ -80,6 +80,9 @@ class PaddedRows {
   using Element = typename Format::Element;
 
   PaddedRows(const at::Tensor& x, int64_t num_inputs) : whole_(x.contiguous()), in_(num_inputs) {
+    TORCH_CHECK(x.dim() == 2 && x.element_size() == sizeof(Element) && x.size(1) <= in_ &&
+                    x.size(1) > in_ - Format::kInputs,
+                "rows ", x.sizes(), " of ", x.dtype(), " do not go with the weight");
     const int64_t num_rows = x.size(0), given = x.size(1);
     num_in_place_ = given == in_ ? num_rows / kMatrixRows * kMatrixRows : 0;
     if (num_in_place_ == num_rows) return;

@@ -18,6 +18,7 @@ namespace headrace {
 inline std::vector<float> padded(const std::optional<at::Tensor>& bias, int64_t num_tasks) {
   std::vector<float> wide(num_tasks * kColumns, 0.0f);
   if (!bias) return wide;
+  TORCH_CHECK(bias->numel() <= num_tasks * kColumns, "a bias of ", bias->numel(), " outputs");
   const auto* from = bias->const_data_ptr<at::BFloat16>();
   std::copy(from, from + bias->size(0), wide.begin());
   return wide;

@@ -14,7 +14,7 @@ from headrace_worker.model.device_products import (
 )
 from headrace_worker.model.errors import ModelLoadError
 from headrace_worker.model.int8 import can_multiply_int8, int8_product
-from headrace_worker.model.linear import Quantize
+from headrace_worker.model.linear import Quantize, has_matrix_unit
 
 QUANTIZATIONS = ("none", "int8", "fp8")
 _FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
@@ -52,7 +52,8 @@ def quantize_for(name: str, device: torch.device) -> Quantize:
 def _cpu_obstacle(name: str, dtype: torch.dtype) -> str | None:
     if name != "int8":
         return "it runs on a GPU, not on a CPU, which has int8"
-    return None if can_multiply_int8(dtype) else "this CPU or torch is not exact"
+    is_exact = has_matrix_unit(dtype) or can_multiply_int8(dtype)
+    return None if is_exact else "this CPU or torch is not exact"
 
 
 def _fp8_obstacle(dtype: torch.dtype, device: torch.device) -> str | None:
