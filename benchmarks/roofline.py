@@ -22,7 +22,7 @@ from benchmarks.options import Options, parse
 from benchmarks.workload import NUM_SHARED_PREFIX_TOKENS, Item, mixed, shared_prefix
 from headrace_worker.catalogue import resolve
 from headrace_worker.model.config import ModelConfig, read_config
-from headrace_worker.model.int8 import multiply_int8
+from headrace_worker.model.int8 import int8_product
 from headrace_worker.model.linear import Linear
 
 ROWS = (1, 8, 64, 128, 256, 512)  # tokens in a step
@@ -166,13 +166,11 @@ def _packed_bfloat16(out_features: int, in_features: int) -> Product:
 
 
 def _int8(out_features: int, in_features: int) -> Product:
-    numbers = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
-    weight = torch.ops.onednn.qlinear_prepack(numbers, None)
-    scales, zeros = torch.ones(out_features), torch.zeros(out_features, dtype=torch.int32)
+    product = int8_product(torch.randn(out_features, in_features).bfloat16(), None)
 
     def on(rows: torch.Tensor) -> Callable[[], torch.Tensor]:
-        x = (rows * 30).clamp(-127, 127).to(torch.int8)
-        return lambda: multiply_int8(x, weight, scales, zeros, torch.bfloat16)
+        x = rows.bfloat16()
+        return lambda: product(x)
 
     return on
 

@@ -94,7 +94,7 @@ class GraphedDecoder:
         return self._replays[size]()[: batch.num_seqs]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[num_rows, vocab]`` float32 for hidden states ``[num_rows, hidden]``."""
+        """Return ``[num_rows, vocab]``, float32 or narrower, for ``[num_rows, hidden]``."""
         return self._decoder.logits(hidden)
 
     def size_for(self, batch: PackedBatch) -> int | None:

@@ -48,7 +48,7 @@ class LeadingDecoder:
             return self._decoder.forward(batch, backend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[num_rows, vocab]`` float32 for hidden states ``[num_rows, hidden]``."""
+        """Return ``[num_rows, vocab]``, float32 or narrower, for ``[num_rows, hidden]``."""
         with self._all_or_nothing():
             self._order(RunLogits(hidden.shape[0]))
             # Every rank has them, but only this one knows which rows are meant.

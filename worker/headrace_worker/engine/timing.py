@@ -29,9 +29,9 @@ class StepSplit:
     """Seconds that steps took in each part, all of them together."""
 
     total_s: float  # of the runner's steps, from schedule to tokens
-    linears_s: float  # projections of the layers
+    linears_s: float  # projections of the layers, with gates where they are one step
     attention_s: float  # KV writes and plans included
-    elementwise_s: float  # norms, residuals, rotations, activations
+    elementwise_s: float  # norms, residuals, rotations, activations by themselves
     head_s: float  # logits of the rows that sample
     sampling_s: float
     num_steps: int

@@ -18,7 +18,8 @@ class GatedLinear(Linear):
     """``activation(gate) * factor`` of rows ``[gate | factor]``, ``[num_tokens, in_features]``.
 
     On the CPU's matrix unit the product is taken before the sums leave the cache: half as much is
-    written, and nothing read again. The bits are those of the two steps.
+    written, and nothing read again. The bits are those of the two steps, but for results too small
+    to be normal numbers, which become zeros.
     """
 
     __slots__ = ("_activation",)
