@@ -15,6 +15,7 @@ from benchmarks.workload import LONG_PROMPT_TOKENS, Item, uniform
 
 Data = dict[str, Any]
 _OVERHEAD = ("engine", "redis")
+_BATCHES = 4  # that static batching takes the workload in
 _SLOT_POINTS = 400  # that a plot of slot use keeps
 
 
@@ -36,7 +37,9 @@ def step_split(options: Options) -> Data:
 
 def static_batching(options: Options) -> Data:
     """Mixed on the same engine, in static batches and continuously: throughput and slot use."""
-    results = alternate(("static", "engine"), options.job("mixed"), 1)
+    job = options.job("mixed")
+    num_slots = max(1, len(job.items) // _BATCHES)  # one batch of all would be neither
+    results = alternate(("static", "engine"), replace(job, max_num_seqs=num_slots), 1)
     return {
         "static": {**summary(results["static"]), **_slots(results["static"])},
         "continuous": {**summary(results["engine"]), **_slots(results["engine"])},
