@@ -131,7 +131,7 @@ void multiply_share(const PaddedRows<Format>& rows, int64_t first, int64_t last,
 // store.expect(row, task) a little earlier.
 //
 // Many long rows are taken in parts that stay in a thread's cache while its part of the weight passes
-// by; as few as a hundred would have it pass by faster than memory can send it.
+// by; in parts of less than a hundred rows, it would pass by faster than memory can send it.
 template <class Format, class Store>
 void multiply_rows(const PaddedRows<Format>& rows, const char* weight, int64_t num_tasks,
                    const Store& store) {
