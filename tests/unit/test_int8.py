@@ -78,11 +78,12 @@ def test_a_product_is_near_the_exact_one(dtype: torch.dtype) -> None:
         assert (found.float() - exact).norm() / exact.norm() < 0.02
 
 
+@pytest.mark.skipif(
+    not has_matrix_unit(torch.bfloat16), reason="this CPU has no AMX, or there is no C++ compiler"
+)
 @pytest.mark.parametrize("num_rows", [0, 1, 40])
 def test_our_kernel_rounds_the_exact_sum_once(num_rows: int) -> None:
     """Scales and bias are applied to the whole number, in float32."""
-    if not has_matrix_unit(torch.bfloat16):
-        pytest.skip("a CPU with AMX is not in this machine, or there is no C++ compiler")
     weight, bias = rows_of(50, 70, torch.bfloat16), rows_of(50, 1, torch.bfloat16)[:, 0]
     x = rows_of(num_rows, 70, torch.bfloat16)
     numbers, row_scales = quantize_rows(x)
