@@ -101,15 +101,20 @@ def test_the_device_and_its_backend_are_named(capsys: pytest.CaptureFixture[str]
     assert found["backend"]["ok"]
 
 
+def stand_in_gpus(monkeypatch: pytest.MonkeyPatch, count: int, capability: tuple[int, int]) -> None:
+    """Make torch tell of as many GPUs; nothing is run on them."""
+    properties = SimpleNamespace(name="GPU", total_memory=2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
 def test_why_a_better_backend_does_not_run_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever has no flash-attn, or a GPU too old for it, sees what runs instead, and why."""
-    properties = SimpleNamespace(name="GPU", total_memory=2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    stand_in_gpus(monkeypatch, 1, (7, 5))
     findings = look(capsys, "--model", "nothing", "--device", "cuda")
     found = findings["backend"]
     assert found["ok"]
@@ -123,11 +128,7 @@ def test_how_steps_keep_a_gpu_busy_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Graphs go with attention that never waits for the device, on one GPU."""
-    properties = SimpleNamespace(name="GPU", total_memory=2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    stand_in_gpus(monkeypatch, 2, (9, 0))
     flags = ("--model", "nothing", "--device", "cuda", "--attention-backend")
     steps = look(capsys, *flags, "triton")["steps"]
     assert (steps["ok"], steps["detail"]) == (
