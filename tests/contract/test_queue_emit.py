@@ -203,3 +203,28 @@ def test_each_tenant_pays_for_its_own_tokens(driver: QueueDriver, client: Redis)
     driver.emit_all([chunk_of(grant, 0, 3) for grant in grants])
     after = dict(client.zrange(driver.keys.served(5), 0, -1, withscores=True))
     assert {name: after[name] - before[name] for name in after} == {b"acme": 6, b"other": 3}
+
+
+def test_each_priority_has_its_own_books(driver: QueueDriver, client: Redis) -> None:
+    """A tenant pays for a chunk at the priority of its request."""
+    for request_id, priority in (("now", 0), ("later", 9), ("too", 9)):
+        driver.enqueue(request_id, priority=priority)
+    grants = driver.claim().grants
+    before = {lane: client.zscore(driver.keys.served(lane), "acme") for lane in (0, 9)}
+    driver.emit_all([chunk_of(grant, 0, 2) for grant in grants])
+    after = {lane: client.zscore(driver.keys.served(lane), "acme") for lane in (0, 9)}
+    assert {lane: after[lane] - before[lane] for lane in after} == {0: 2, 9: 4}
+
+
+def test_spoiled_books_cost_nobody_a_token(driver: QueueDriver, client: Redis) -> None:
+    """With books of the wrong type, chunks are appended and acknowledged all the same."""
+    for request_id, priority in (("spoiled", 3), ("sound", 5)):
+        driver.enqueue(request_id, priority=priority)
+    grants = driver.claim().grants
+    before = client.zscore(driver.keys.served(5), "acme")
+    client.set(driver.keys.served(3), "no sorted set")
+    replies = driver.emit_all([chunk_of(grant, 0, 2) for grant in grants])
+    assert replies == (EmitReply(EmitOutcome.OK, 2),) * 2
+    assert driver.tokens("spoiled") == driver.tokens("sound") == [0, 1]
+    assert client.zscore(driver.keys.served(5), "acme") == before + 2
+    client.delete(driver.keys.served(3))
