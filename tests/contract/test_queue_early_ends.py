@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from headrace.errors import ErrorCode
-from headrace.functions import EmitOutcome, FinishOutcome, RequestRef, Wish, WishedEnd, wishes
+from headrace.errors import ErrorCode, TransportError
+from headrace.functions import EmitOutcome, FinishOutcome, Held, RequestRef, Wish, WishedEnd, wishes
 from headrace.types import FinishReason, RequestState
 from support.queue_driver import QueueDriver
 from support.queue_invariants import check_empty
@@ -122,6 +124,8 @@ def test_a_cancel_weighs_more_than_a_finish(driver: QueueDriver) -> None:
     grant = driver.grant()
     driver.finish_now()
     driver.cancel()
+    (wish,) = driver.run(wishes(driver.keys, worker_id="w1", held=[grant.held]))
+    assert wish.end is WishedEnd.CANCEL
     assert driver.emit(grant, 0, 1).outcome is EmitOutcome.CANCEL
     driver.release(grant)
     assert driver.end().error_code is ErrorCode.CANCELLED
@@ -157,6 +161,27 @@ def test_wishes_are_told_to_the_holder_alone(driver: QueueDriver) -> None:
     assert told == tuple(Wish(one, end, 3) for one, end in zip(held, ends, strict=True))
     assert driver.run(wishes(driver.keys, worker_id="w2", held=held)) == ()
     driver.release(*grants)
+
+
+def test_what_is_not_held_has_no_wishes(driver: QueueDriver) -> None:
+    """Damaged, of another epoch, unknown, or with a name that is none: the others are told."""
+    for request_id in ("damaged", "old", "good"):
+        driver.enqueue(request_id)
+    damaged, old, good = (grant.held for grant in driver.claim().grants)
+    key = driver.keys.request("acme", "damaged")
+    driver.client.hset(key, "lane", "11")
+    strange = [Held("acme", "unknown", 1), Held("ac:me", "x", 1), Held("acme", "a b", 1)]
+    held = [damaged, replace(old, epoch=2), *strange, good]
+    told = driver.run(wishes(driver.keys, worker_id="w1", held=held))
+    assert told == (Wish(good, None, 5),)
+    driver.client.hset(key, "lane", "5")
+
+
+def test_wishes_of_no_epoch_are_refused(driver: QueueDriver) -> None:
+    """An epoch is a number from 1; a call that names another is a fault of the caller."""
+    held = [Held("acme", "r1", 0)]
+    with pytest.raises(TransportError, match="epoch must be a whole number from 1"):
+        driver.run(wishes(driver.keys, worker_id="w1", held=held))
 
 
 def _redis_time_s(driver: QueueDriver) -> float:

@@ -228,3 +228,46 @@ def test_spoiled_books_cost_nobody_a_token(driver: QueueDriver, client: Redis) -
     assert driver.tokens("spoiled") == driver.tokens("sound") == [0, 1]
     assert client.zscore(driver.keys.served(5), "acme") == before + 2
     client.delete(driver.keys.served(3))
+
+
+def test_a_request_of_many_grants_takes_tokens(driver: QueueDriver) -> None:
+    """Epochs of more than one digit fence as those of one."""
+    driver.enqueue()
+    old = driver.grant()
+    for _ in range(12):
+        driver.release(old)
+        old, grant = driver.grant(), old
+    assert old.epoch == 13
+    assert driver.emit(replace(old, epoch=1)).outcome is EmitOutcome.FENCED
+    assert driver.emit(grant).outcome is EmitOutcome.FENCED
+    assert driver.emit(old, 0, 12) == EmitReply(EmitOutcome.OK, 12)
+    assert driver.emit(old, 12, 1) == EmitReply(EmitOutcome.OK, 13)
+
+
+@pytest.mark.parametrize("value", ["01x", "1.5", "-1", "", " 1", "0x1", "9" * 15])
+def test_a_length_written_by_hand_takes_no_tokens(
+    driver: QueueDriver, client: Redis, value: str
+) -> None:
+    """What is no count of tokens ends the request for its holder, and the batch goes on."""
+    for request_id in ("damaged", "good"):
+        driver.enqueue(request_id)
+    grants = driver.claim().grants
+    client.hset(driver.keys.request("acme", "damaged"), "num_tokens", value)
+    replies = driver.emit_all([chunk_of(grant, 0, 1) for grant in grants])
+    assert replies == (EmitReply(EmitOutcome.GONE, 0), EmitReply(EmitOutcome.OK, 1))
+    assert driver.log("damaged") == []
+    client.hset(driver.keys.request("acme", "damaged"), "num_tokens", 0)
+
+
+def test_answers_name_their_places(driver: QueueDriver) -> None:
+    """Between chunks that are appended, each exception is told for its own."""
+    for number in range(7):
+        driver.enqueue(f"r{number}")
+    grants = driver.claim().grants
+    driver.cancel("r1")
+    driver.finish_now("r3")
+    driver.finish(grants[5])
+    items = [chunk_of(grant, 0, 2) for grant in grants]
+    outcomes = [reply.outcome.name for reply in driver.emit_all(items)]
+    assert outcomes == ["OK", "CANCEL", "OK", "FINISH", "OK", "DONE", "OK"]
+    assert [reply.outcome.name for reply in driver.emit_all(items)] == outcomes

@@ -42,12 +42,13 @@ end
 --        "CANCEL" or "FINISH" or '', priority}; all that it holds is looked at every second
 local function wishes(keys, args)
   local q, worker = keys[1], worker_name(args[1])
+  check_held(args, 2)
   local told = {}
-  each_held(q, worker, args, 2, function(r)
-    if not r then return end
-    local ending = r.cancel and 'CANCEL' or r.finish and 'FINISH' or ''
-    told[#told + 1] = { r.tenant, r.id, r.epoch, ending, r.lane }
-  end)
+  for at = 2, #args, FIELDS_A_HELD do
+    local tenant, id, epoch = args[at], args[at + 1], tonumber(args[at + 2])
+    local key, _, lane, wish = load_held(q, worker, tenant, id, epoch)
+    if key then told[#told + 1] = { tenant, id, epoch, wish or '', lane } end
+  end
   return cmsgpack.pack(told)
 end
 

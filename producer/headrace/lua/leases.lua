@@ -4,10 +4,15 @@ local FIELDS_A_HELD = 3
 local MAX_LANES_A_CALL = 20 -- pages of lanes that one sweep looks at
 local DEADLINE_GRACE_MS = 1000 -- how long a holder has to end what is past its deadline
 
--- Call visit(request, tenant, id, epoch) for each (tenant, request id, epoch) from args[from] on;
--- the request is nil unless the worker holds it at that epoch.
-local function each_held(q, worker, args, from, visit)
+-- Held requests are (tenant, request id, epoch), from args[from] on.
+local function check_held(args, from)
   for at = from, #args, FIELDS_A_HELD do whole('epoch', args[at + 2], 1) end
+end
+
+-- Call visit(request, tenant, id, epoch) for each held request; the request is nil unless the worker
+-- holds it at that epoch.
+local function each_held(q, worker, args, from, visit)
+  check_held(args, from)
   for at = from, #args, FIELDS_A_HELD do
     local r = load_request(q, args[at], args[at + 1])
     local held = r and is_held(r, worker, tonumber(args[at + 2]))

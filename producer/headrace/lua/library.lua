@@ -78,9 +78,13 @@ local function priority_of(value)
   return lane
 end
 
--- A count that Redis holds, or nil: what others wrote by hand must not make a function stumble.
+-- A count that Redis holds, or nil: what others wrote by hand must not make a function stumble. Most
+-- have one digit: epochs, lanes, strikes.
+local DIGITS = {}
+for digit = 0, 9 do DIGITS[digit .. ''] = digit end
+
 local function natural(text)
-  return text and #text <= 14 and text:match('^%d+$') and tonumber(text) or nil
+  return DIGITS[text] or text and #text <= 14 and text:match('^%d+$') and tonumber(text) or nil
 end
 
 local function worker_name(value)

@@ -77,6 +77,21 @@ local function is_held(r, worker, epoch)
 end
 local function is_expired(r, now) return r.deadline_ms ~= nil and r.deadline_ms <= now end
 
+-- What emit and wishes ask of a request: its key, num_tokens, lane, and "CANCEL" or "FINISH" if a
+-- client wants that. Nil if the worker does not hold it at that epoch; load_request then says what
+-- is the matter. To read and check all fields would take Redis twice as long; a request that lacks
+-- another one meets that when it ends.
+local function load_held(q, worker, tenant, id, epoch)
+  if not is_tenant(tenant) or not is_request_id(id) then return nil end
+  local key = request_key(q, tenant, id)
+  local v = redis.pcall('HMGET', key, 'state', 'owner', 'epoch', 'num_tokens', 'lane', 'cancel',
+    'finish')
+  if v.err or v[1] ~= 'running' or v[2] ~= worker or natural(v[3]) ~= epoch then return nil end
+  local num_tokens, lane = natural(v[4]), natural(v[5])
+  if not num_tokens or not lane or lane >= LANES then return nil end
+  return key, num_tokens, lane, v[6] == '1' and 'CANCEL' or v[7] == '1' and 'FINISH' or nil
+end
+
 -- Somebody removed the lane entry by hand: put it back, so that the request does not get stuck.
 local function restore_entry(q, r)
   local size = redis.call('HSTRLEN', r.key, 'payload')

@@ -7,20 +7,14 @@ local function log_holds(log, id)
   return not found.err and #found > 0
 end
 
--- Where an item stands: "new" when it may be appended, else the answer to give.
-local function position_of(q, r, offset, num_tokens)
-  local stop = offset + num_tokens
-  if offset == r.num_tokens then return 'new' end
-  if offset > r.num_tokens then return 'GAP' end
-  local applied = stop <= r.num_tokens and log_holds(log_key(q, r.tenant, r.id), stop .. '-0')
-  return applied and 'OK' or 'OVERLAP'
-end
-
 -- Tokens are charged to their tenants once a call, not once a chunk.
-local function charge(bill, r, num_tokens)
-  local of_lane = bill[r.lane] or {}
-  bill[r.lane] = of_lane
-  of_lane[r.tenant] = (of_lane[r.tenant] or 0) + num_tokens
+local function charge(bill, lane, tenant, num_tokens)
+  local of_lane = bill[lane]
+  if not of_lane then
+    of_lane = {}
+    bill[lane] = of_lane
+  end
+  of_lane[tenant] = (of_lane[tenant] or 0) + num_tokens
 end
 
 -- The tokens are in their logs by now: books that somebody spoiled must not have the call refused.
@@ -32,43 +26,31 @@ local function settle_bill(q, bill)
   end
 end
 
--- What a holder's emit needs of its request, or nil: then load_request says what is the matter. With
--- all fields read and checked, an item took Redis twice as long. One that lacks another field meets
--- that when it ends.
-local function load_own(q, worker, tenant, id, epoch)
-  if not is_tenant(tenant) or not is_request_id(id) then return nil end
-  local key = request_key(q, tenant, id)
-  local v = redis.pcall('HMGET', key, 'state', 'owner', 'epoch', 'num_tokens', 'lane', 'cancel',
-    'finish')
-  if v.err or v[1] ~= 'running' or v[2] ~= worker or natural(v[3]) ~= epoch then return nil end
-  local num_tokens, lane = natural(v[4]), natural(v[5])
-  if not num_tokens or not lane or lane >= LANES then return nil end
-  return {
-    key = key, tenant = tenant, id = id, num_tokens = num_tokens, lane = lane,
-    cancel = v[6] == '1', finish = v[7] == '1',
-  }
+-- Why a worker may not write: the outcome, and the tokens in the log.
+local function refusal(q, tenant, id)
+  local r = load_request(q, tenant, id)
+  if not r then return 'GONE', 0 end
+  return is_over(r) and 'DONE' or 'FENCED', r.num_tokens
 end
 
+-- The outcome and the tokens in the log, or nothing for a chunk that the log now ends with. No tables
+-- are made for an item: a flush has hundreds.
 local function emit_one(q, worker, bill, tenant, id, epoch, offset, num_tokens, chunk)
-  local r = load_own(q, worker, tenant, id, epoch)
-  if not r then
-    r = load_request(q, tenant, id)
-    if not r then return { 'GONE', 0 } end
-    if is_over(r) then return { 'DONE', r.num_tokens } end
-    return { 'FENCED', r.num_tokens }
+  local key, length, lane, wish = load_held(q, worker, tenant, id, epoch)
+  if not key then return refusal(q, tenant, id) end
+  if offset > length then return 'GAP', length end
+  local log, stop = log_key(q, tenant, id), offset + num_tokens
+  if offset < length then
+    local is_applied = stop <= length and log_holds(log, stop .. '-0')
+    if not is_applied then return 'OVERLAP', length end
+    return wish or stop < length and 'OK' or nil, length
   end
-  local position = position_of(q, r, offset, num_tokens)
-  if position == 'GAP' or position == 'OVERLAP' then return { position, r.num_tokens } end
-  if position == 'new' then
-    local stop = offset + num_tokens
-    -- One unusable log must not keep the other requests of the batch from going on.
-    local added = redis.pcall('XADD', log_key(q, tenant, id), stop .. '-0', CHUNK_FIELD, chunk)
-    if type(added) == 'table' and added.err then return { 'GONE', r.num_tokens } end
-    redis.call('HSET', r.key, 'num_tokens', stop)
-    r.num_tokens = stop
-    charge(bill, r, num_tokens)
-  end
-  return { r.cancel and 'CANCEL' or r.finish and 'FINISH' or 'OK', r.num_tokens }
+  -- One unusable log must not keep the other requests of the batch from going on.
+  local added = redis.pcall('XADD', log, stop .. '-0', CHUNK_FIELD, chunk)
+  if type(added) == 'table' and added.err then return 'GONE', length end
+  redis.call('HSET', key, 'num_tokens', stop)
+  charge(bill, lane, tenant, num_tokens)
+  return wish, stop
 end
 
 -- One packed argument and a reply of exceptions: a client in Python pays for each value it sends or
@@ -76,17 +58,15 @@ end
 local function unpack_items(packed)
   local is_readable, flat = pcall(cmsgpack.unpack, packed or '')
   if not is_readable or type(flat) ~= 'table' then refuse('the items are not readable') end
-  local items = {}
   for at = 1, #flat, FIELDS_AN_ITEM do
     local tenant, id, chunk = flat[at], flat[at + 1], flat[at + 5]
     if type(tenant) ~= 'string' or type(id) ~= 'string' then refuse('an item has no name') end
     if type(chunk) ~= 'string' then refuse('an item is cut short') end
-    items[#items + 1] = {
-      tenant, id, whole('epoch', flat[at + 2], 1), whole('offset', flat[at + 3], 0),
-      whole('num_tokens', flat[at + 4], 1), chunk,
-    }
+    flat[at + 2] = whole('epoch', flat[at + 2], 1)
+    flat[at + 3] = whole('offset', flat[at + 3], 0)
+    flat[at + 4] = whole('num_tokens', flat[at + 4], 1)
   end
-  return items
+  return flat
 end
 
 -- ARGV: worker, then a msgpack array with six values for each item: tenant, request id, epoch,
@@ -95,11 +75,12 @@ end
 --        appended; an item that is not named is OK, and its log ends with it
 local function emit(keys, args)
   local q, worker = keys[1], worker_name(args[1])
-  local items, exceptions, bill = unpack_items(args[2]), {}, {}
-  for i, item in ipairs(items) do
-    local reply = emit_one(q, worker, bill, unpack(item))
-    if reply[1] ~= 'OK' or reply[2] ~= item[4] + item[5] then
-      exceptions[#exceptions + 1] = { i, reply[1], reply[2] }
+  local flat, exceptions, bill = unpack_items(args[2]), {}, {}
+  for at = 1, #flat, FIELDS_AN_ITEM do
+    local outcome, length = emit_one(q, worker, bill, unpack(flat, at, at + FIELDS_AN_ITEM - 1))
+    if outcome then
+      local place = (at - 1) / FIELDS_AN_ITEM + 1
+      exceptions[#exceptions + 1] = { place, outcome, length }
     end
   end
   settle_bill(q, bill)
