@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from headrace.errors import TransportError
-from headrace.functions import Held
+from headrace.functions import Held, WishedEnd
 from headrace.keys import Keys
 from headrace.types import RequestState
 from headrace_worker.serving.ports import Room
@@ -101,6 +101,25 @@ async def test_what_is_held_is_renewed_and_handed_back_in_bites(
     assert num_calls(driver) == 3
     assert await remote.release(held, strike=True, cause="killed") == num_held
     assert num_calls(driver) == 4
+
+
+@ON_VALKEY
+async def test_wishes_are_asked_for_in_bites(
+    driver: QueueDriver, queue: Keys, connections: Connections
+) -> None:
+    """No call looks at more than so many, and together they tell of all that is held."""
+    remote = queue_over(connections, queue)
+    for number in range(HELD_A_CALL + 1):
+        driver.enqueue(f"r{number}")
+    room = Room(free_seqs=HELD_A_CALL + 1, free_tokens=10**6, total_tokens=10**6)
+    grants = [*(await remote.claim(room)).grants, *(await remote.claim(room)).grants]
+    driver.cancel(grants[-1].request_id)
+    driver.client.config_resetstat()
+    told = await remote.wishes([grant.held for grant in grants])
+    assert [wish.held for wish in told] == [grant.held for grant in grants]
+    assert [wish.end for wish in told] == [*[None] * HELD_A_CALL, WishedEnd.CANCEL]
+    assert driver.client.info("commandstats")["cmdstat_fcall_ro"]["calls"] == 2
+    assert await remote.wishes([]) == ()
 
 
 def num_calls(driver: QueueDriver) -> int:

@@ -210,9 +210,12 @@ class RedisQueue:
 
     async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
         """Return what clients want of those that are ours."""
-        return await self._link.run(
-            functions.wishes(self._keys, worker_id=self._worker_id, held=held)
-        )
+        told: list[Wish] = []
+        for bite in _bites(held):
+            call = functions.wishes(self._keys, worker_id=self._worker_id, held=bite)
+            found = await self._link.run(call)
+            told += found
+        return tuple(told)
 
     async def status(self, held: Held) -> RequestStatus | None:
         """Return what the queue knows of a request."""
