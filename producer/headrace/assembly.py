@@ -144,6 +144,7 @@ class StreamAssembly:
     def __init__(self, request_id: str, logs: Sequence[LogAssembly]) -> None:
         self.request_id = request_id
         self.logs = tuple(logs)
+        self.is_finished = self._can_end()  # no more chunks can come; asked at every one
         self._ready: deque[Chunk] = deque()  # read, not yet taken
 
     @property
@@ -156,13 +157,6 @@ class StreamAssembly:
         """Logs whose terminal entry was not read yet."""
         return [log for log in self.logs if not log.is_finished]
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether no more chunks can come: all logs ended, or one ended with an error."""
-        return all(log.is_finished for log in self.logs) or any(
-            log.terminal and log.terminal.error_code for log in self.logs
-        )
-
     def feed(
         self, log: LogAssembly, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
     ) -> None:
@@ -170,6 +164,8 @@ class StreamAssembly:
         for entry_id, fields in entries:
             if (chunk := log.feed(entry_id, fields)) is not None:
                 self._ready.append(chunk)
+        if log.is_finished:
+            self.is_finished = self._can_end()
 
     def take(self) -> Chunk | None:
         """Return the next chunk, or None where nothing is ready."""
@@ -189,6 +185,12 @@ class StreamAssembly:
             cached_tokens=choices[0].usage.cached_tokens,
         )
         return replace(choices[0], request_id=self.request_id, usage=usage, choices=choices)
+
+    def _can_end(self) -> bool:
+        """Say whether all logs ended, or one ended with an error."""
+        return all(log.is_finished for log in self.logs) or any(
+            log.terminal and log.terminal.error_code for log in self.logs
+        )
 
 
 @dataclass(frozen=True, slots=True)

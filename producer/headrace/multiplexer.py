@@ -41,6 +41,7 @@ class Inbox:
         self.is_disturbed = False  # set by a reader after an outage, cleared by the stream
         self.failure: HeadraceError | None = None  # why nothing more will come
         self._news = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def is_full(self) -> bool:
@@ -48,13 +49,22 @@ class Inbox:
         return self.assembly.num_ready >= FULL_INBOX
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when something happened, or after the time."""
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            timer.cancel()
+        """Return when something happened, or after the time; now and then for nothing."""
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + timeout_s
+        # Each chunk moves the time out. The alarm that is set stays, and at worst rings too soon:
+        # a timer a chunk cost more than to read the chunk.
+        if self._alarm is None or self._alarm.when() > at_s:
+            self.close()
+            self._alarm = loop.call_at(at_s, self._ring)
+        await self._news.wait()
         self._news.clear()
+
+    def close(self) -> None:
+        """Leave no timer behind; a later wait sets another."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def feed(self, log: LogAssembly, entries: Entries) -> None:
         """Take entries of one log; an unreadable one fails this stream alone."""
@@ -72,6 +82,10 @@ class Inbox:
     def fail(self, error: HeadraceError) -> None:
         """Tell the stream that nothing more will come."""
         self.failure = error
+        self._news.set()
+
+    def _ring(self) -> None:
+        self._alarm = None
         self._news.set()
 
 
@@ -107,6 +121,7 @@ class Multiplexer:
 
     def remove(self, inbox: Inbox) -> None:
         """Read the logs of an inbox no longer; safe to call twice."""
+        inbox.close()
         if (reader := self._reader_of.pop(inbox, None)) is not None:
             reader.remove(inbox)
 

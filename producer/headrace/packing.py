@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,19 +45,22 @@ def unpack(data: bytes, limits: Limits = REQUEST) -> Any:
         raise InvalidRequest(
             f"{len(data)} bytes, at most {limits.num_bytes} are taken", code=ErrorCode.UNDECODABLE
         )
-    count = _ContainerCount(limits.num_containers)
+    # A container takes a byte at least, so what is short holds few and is not deep: most chunks
+    # of tokens are, and are not made to pay for the counting.
+    may_be_bomb = len(data) > limits.num_containers
+    hooks = _ContainerCount(limits.num_containers).hooks if may_be_bomb else {}
     try:
         value = msgpack.unpackb(
             data,
             strict_map_key=False,
             ext_hook=_refuse_extension,
-            list_hook=count.one_more,
-            object_hook=count.one_more,
             max_array_len=MAX_PROMPT_TOKENS,
             max_map_len=MAX_MAP_ENTRIES,
             max_ext_len=0,
+            **hooks,
         )
-        _check_depth(value, MAX_DEPTH)
+        if len(data) > MAX_DEPTH:
+            _check_depth(value, MAX_DEPTH)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise InvalidRequest(
             f"not readable as msgpack: {error or type(error).__name__}", code=ErrorCode.UNDECODABLE
@@ -114,7 +118,12 @@ class _ContainerCount:
         self._most = most
         self._left = most
 
-    def one_more(self, container: Any) -> Any:
+    @property
+    def hooks(self) -> dict[str, Callable[[Any], Any]]:
+        """What the decoder calls at each container."""
+        return {"list_hook": self._one_more, "object_hook": self._one_more}
+
+    def _one_more(self, container: Any) -> Any:
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"more than {self._most} arrays and maps")

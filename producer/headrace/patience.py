@@ -62,7 +62,9 @@ class Patience:
         """Return how long to wait before one of the clocks wants attention; at least 0."""
         if self._is_doubtful:
             return 0.0
-        nearest_s = min([self._probe_at_s, *(at_s for at_s, _, _, _ in self._limits())])
+        nearest_s = self._probe_at_s
+        for at_s, _, _, _ in self._limits():
+            nearest_s = min(nearest_s, at_s)
         return max(0.0, nearest_s - now_s)
 
     def is_probe_due(self, now_s: float) -> bool:

@@ -99,9 +99,10 @@ class TokenStream:
 
     async def _next(self, inbox: Inbox) -> Chunk | None:
         """Wait for the next chunk; None after the last one."""
-        self._patience.wait_begins(time.monotonic())
+        now_s = time.monotonic()
+        self._patience.wait_begins(now_s)
         if not inbox.assembly.is_finished:
-            self._patience.refuse_overtime(time.monotonic())
+            self._patience.refuse_overtime(now_s)
         while True:
             if (chunk := self._take(inbox)) is not None:
                 return chunk

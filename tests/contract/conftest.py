@@ -8,12 +8,12 @@ import pytest
 from redis import Redis
 
 from headrace.keys import Keys
-from support.client_fixtures import any_client, connect, fake_worker
+from support.client_fixtures import any_client, connect, fake_worker, reply_parser
 from support.queue_driver import QueueDriver
 from support.queue_invariants import check_queue
 from support.servers import Server
 
-__all__ = ["any_client", "client", "connect", "driver", "fake_worker"]
+__all__ = ["any_client", "client", "connect", "driver", "fake_worker", "reply_parser"]
 
 
 @pytest.fixture

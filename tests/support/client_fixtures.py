@@ -6,22 +6,39 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from redis._parsers import _AsyncRESP3Parser, _RESP3Parser
 
+from headrace.connections import ConnectionSettings
 from headrace.keys import Keys
 from headrace.testing import FakeWorker
 from headrace.types import Timeout
 from support.any_client import FLAVOURS, AnyClient
 from support.queue_driver import TENANT
+from support.servers import Server
 
 QUICK = Timeout(first_chunk=100.0, between_chunks=100.0, total=110.0, redis=5.0)
 """Long enough for a busy machine, short enough for a broken test."""
 
 Connect = Callable[..., AnyClient]
+Options = Callable[[ConnectionSettings], dict[str, Any]]
+
+
+@pytest.fixture
+def reply_parser(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients of Redis read replies as where hiredis is missing, those of Valkey with it."""
+    if server.kind == "valkey":
+        return
+    for name, parser in (
+        ("_asyncio_options", _AsyncRESP3Parser),
+        ("_sync_options", _RESP3Parser),
+    ):
+        options = getattr(ConnectionSettings, name)
+        monkeypatch.setattr(ConnectionSettings, name, _with_parser(options, parser))
 
 
 @pytest.fixture(params=FLAVOURS)
 async def connect(
-    request: pytest.FixtureRequest, redis_url: str, queue: Keys
+    request: pytest.FixtureRequest, redis_url: str, queue: Keys, reply_parser: None
 ) -> AsyncIterator[Connect]:
     """Give a maker of clients of the test's queue, AsyncClient and Client in turn."""
     clients: list[AnyClient] = []
@@ -47,3 +64,7 @@ def fake_worker(redis_url: str, queue: Keys) -> Iterator[FakeWorker]:
     """Answer every request with its own prompt."""
     with FakeWorker(redis_url, queue=queue.queue) as worker:
         yield worker
+
+
+def _with_parser(options: Options, parser: type) -> Options:
+    return lambda settings: options(settings) | {"parser_class": parser}
