@@ -3,7 +3,8 @@
     python -m benchmarks.compare [--quick] [--peers vllm,openvino] [--workloads mixed,single]
 
 Every peer runs in an environment of its own, made on first use. What compares unlike with like is
-said: ours has Redis in the loop, peers are called in process.
+said: ours has Redis in the loop, peers are called in process. They hand over whole answers, as ours
+does in bulk; where ours streams, a client reads every token as it comes.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def renewed(kept: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> list[dic
 
 
 def compare(options: Options, workload: str, peer: str) -> dict[str, Any]:
-    """Run ours and one peer in turn on one workload; a peer that cannot run says why."""
+    """Run ours, streamed and in bulk, and one peer in turn; a peer that cannot run says why."""
     count = _num_requests(options, workload, peer)
     about = {"workload": workload, "peer": peer, "num_requests": count}
+    job = options.job(workload, count)
+    ours = ("redis",) if job.is_sequential else ("redis", "bulk")
     try:
-        results = alternate(("redis", peer), options.job(workload, count), options.num_rounds)
+        results = alternate((*ours, peer), job, options.num_rounds)
     except RunFailed as error:
         say(str(error))
         return {**about, "failed": str(error).splitlines()[0]}
@@ -66,6 +69,8 @@ def compare(options: Options, workload: str, peer: str) -> dict[str, Any]:
         "ours": summary(results["redis"]),
         "theirs": summary(results[peer]),
         "ratio": ratio(results["redis"], results[peer]),
+        "bulk": summary(results["bulk"]) if "bulk" in results else None,
+        "bulk_ratio": ratio(results["bulk"], results[peer]) if "bulk" in results else None,
     }
 
 
@@ -73,7 +78,9 @@ HEADINGS = (
     "workload",
     "system",
     "output tokens/s",
-    "ours",
+    "ours, streamed",
+    "ratio",
+    "in bulk",
     "ratio",
     "TTFT p50 (ours)",
     "TPOT p50 (ours)",
@@ -97,6 +104,8 @@ def row(pair: dict[str, Any]) -> list[str]:
         f"{theirs['output_tokens_per_s']:.0f}",
         f"{ours['output_tokens_per_s']:.0f}",
         f"{pair['ratio']:.2f}",
+        f"{pair['bulk']['output_tokens_per_s']:.0f}" if pair.get("bulk") else "–",
+        f"{pair['bulk_ratio']:.2f}" if pair.get("bulk") else "–",
         both(milliseconds, "ttft_p50_s"),
         both(milliseconds, "tpot_p50_s"),
         both(gigabytes, "peak_rss_bytes"),

@@ -15,18 +15,19 @@ from benchmarks.workload import LONG_PROMPT_TOKENS, Item, uniform
 
 Data = dict[str, Any]
 _OVERHEAD = ("engine", "redis")
+_OVERHEADS = (*_OVERHEAD, "bulk")
 _BATCHES = 4  # that static batching takes the workload in
 _SLOT_POINTS = 400  # that a plot of slot use keeps
 
 
 def throughput(options: Options) -> Data:
-    """Mixed: the engine alone, through Redis, and their ratio."""
-    return _both(options.job("mixed"), options.num_rounds)
+    """Mixed: the engine alone, through Redis with streams and in bulk, and their ratios."""
+    return _with_bulk(options.job("mixed"), options.num_rounds)
 
 
 def shared_prefix(options: Options) -> Data:
     """The same with a prefix of 256 tokens that all prompts share and the cache has."""
-    return _both(options.job("shared"), options.num_rounds)
+    return _with_bulk(options.job("shared"), options.num_rounds)
 
 
 def step_split(options: Options) -> Data:
@@ -109,8 +110,20 @@ SECTIONS: dict[str, Callable[[Options], Data]] = {
 }
 
 
+def _with_bulk(job: Job, num_rounds: int) -> Data:
+    results = alternate(_OVERHEADS, job, num_rounds)
+    return {
+        **_overhead(results),
+        "bulk": summary(results["bulk"]),
+        "bulk_ratio": ratio(results["bulk"], results["engine"]),
+    }
+
+
 def _both(job: Job, num_rounds: int) -> Data:
-    results = alternate(_OVERHEAD, job, num_rounds)
+    return _overhead(alternate(_OVERHEAD, job, num_rounds))
+
+
+def _overhead(results: dict[str, list[Result]]) -> Data:
     return {
         **{name: summary(results[name]) for name in _OVERHEAD},
         "ratio": ratio(results["redis"], results["engine"]),

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.job import TokenTimes
 from benchmarks.workload import Item
 from headrace import AsyncClient, Timeout
+from headrace.options import PromptWithOptions
 
 PATIENCE = Timeout(first_chunk=None, between_chunks=None, total=None)
 _STOP_TIMEOUT_S = 20.0
@@ -63,6 +64,24 @@ async def ask_all(
     else:
         asks = (_ask(client, item, start_s + item.arrival_s) for item in items)
         times = list(await asyncio.gather(*asks))
+    return time.perf_counter() - start_s, times
+
+
+async def ask_in_bulk(client: AsyncClient, items: Sequence[Item]) -> tuple[float, list[TokenTimes]]:
+    """Send all items by generate_many; the times of their tokens are those that the worker saw."""
+    times = [TokenTimes(0.0) for _ in items]
+    prompts: list[PromptWithOptions] = [
+        {"prompt": item.prompt, "max_tokens": item.num_output_tokens, "metadata": {"place": place}}
+        for place, item in enumerate(items)
+    ]
+    start_s = time.perf_counter()
+    async for answer in client.generate_many(
+        prompts, max_in_flight=len(items), ignore_eos=True, temperature=0
+    ):
+        assert answer.timings is not None
+        seen = times[answer.metadata["place"]]
+        seen.first_s, seen.last_s = answer.timings.ttft_s, answer.timings.e2e_s
+        seen.num_tokens = answer.usage.completion_tokens
     return time.perf_counter() - start_s, times
 
 

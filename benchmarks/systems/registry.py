@@ -78,7 +78,8 @@ SYSTEMS = {
     "timed": System("engine, timed", "benchmarks.systems.timed"),
     "disturbed": System("disturbed decodes", "benchmarks.systems.disturbed"),
     "redis": System("through Redis", "benchmarks.systems.redis"),
-    "redis-2": System("through Redis, two workers", "benchmarks.systems.redis", ("2",)),
+    "bulk": System("through Redis, in bulk", "benchmarks.systems.redis", ("--bulk",)),
+    "redis-2": System("through Redis, two workers", "benchmarks.systems.redis", ("--workers", "2")),
     "vllm": System(
         "vLLM",
         "benchmarks.peers.vllm",

@@ -36,6 +36,8 @@ BOTH = {
     "engine": SYSTEM,
     "redis": SYSTEM,
     "ratio": 0.97,
+    "bulk": SYSTEM,
+    "bulk_ratio": 0.99,
     "transport_cpu_s": 0.5,
 }
 POINTS = {
@@ -67,6 +69,8 @@ PAIR = {
     "ours": SYSTEM,
     "theirs": SYSTEM,
     "ratio": 1.25,
+    "bulk": SYSTEM,
+    "bulk_ratio": 1.5,
 }
 DATA: dict[str, dict[str, Any]] = {
     "throughput": BOTH,
