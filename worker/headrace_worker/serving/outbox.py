@@ -27,7 +27,7 @@ class EmitPolicy:
 
     interval_s: float = 0.05  # longest wait of a token that somebody streams
     max_tokens: int = 8  # of one request that wait; at this many it is due at once
-    unattended_interval_s: float = 0.5  # the same for a request that nobody streams
+    unattended_interval_s: float = 1.0  # the same for a request that nobody streams
     unattended_max_tokens: int = 64
 
 
