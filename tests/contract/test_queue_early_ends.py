@@ -7,15 +7,26 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import ErrorCode, TransportError
-from headrace.functions import EmitOutcome, FinishOutcome, Held, RequestRef, Wish, WishedEnd, wishes
+from headrace.functions import (
+    LIBRARY,
+    EmitOutcome,
+    FinishOutcome,
+    Held,
+    ReapReply,
+    RequestRef,
+    Wish,
+    WishedEnd,
+    reap,
+    wishes,
+)
 from headrace.types import FinishReason, RequestState
-from support.queue_driver import QueueDriver
+from support.queue_driver import LEASE_MS, QueueDriver
 from support.queue_invariants import check_empty
-from support.waiting import eventually
 
 
 def _let_deadline_pass(driver: QueueDriver) -> None:
-    assert eventually(lambda: driver.reap().expired) == (RequestRef("acme", "r1"),)
+    driver.let_deadline_pass()
+    assert driver.reap().expired == (RequestRef("acme", "r1"),)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
@@ -23,7 +34,7 @@ def test_a_deadline_ends_what_runs_with_the_tokens_that_the_log_holds(
     driver: QueueDriver, num_tokens: int
 ) -> None:
     """Its holder is gone, so the sweep ends it: an answer, not an error."""
-    driver.enqueue(ttl_ms=100)
+    driver.enqueue(ttl_ms=60_000)
     grant = driver.grant()
     if num_tokens:
         driver.emit(grant, 0, num_tokens)
@@ -38,12 +49,9 @@ def test_a_deadline_ends_what_runs_with_the_tokens_that_the_log_holds(
 
 def test_a_sweep_leaves_a_holder_the_time_to_end_it_itself(driver: QueueDriver) -> None:
     """Only the holder has the text that was held back and the tokens that are not sent yet."""
-    driver.enqueue(ttl_ms=100)
+    driver.enqueue(ttl_ms=60_000)
     grant = driver.grant()
-    deadline_s = driver.status().deadline_at_s
-    assert deadline_s is not None
-    eventually(lambda: _redis_time_s(driver) > deadline_s)
-    assert driver.reap().expired == ()
+    assert _sweep_at_the_deadline(driver).expired == ()
     assert driver.emit(grant, 0, 2).offset == 2
     assert driver.finish(grant, 2).outcome is FinishOutcome.OK
     check_empty(driver.client, driver.keys)
@@ -53,7 +61,7 @@ def test_what_was_handed_back_with_tokens_has_an_answer_at_its_deadline(
     driver: QueueDriver,
 ) -> None:
     """It waits for another worker, and what readers have seen is not called an error."""
-    driver.enqueue(ttl_ms=100)
+    driver.enqueue(ttl_ms=60_000)
     grant = driver.grant()
     driver.emit(grant, 0, 3)
     driver.release(grant)
@@ -64,7 +72,7 @@ def test_what_was_handed_back_with_tokens_has_an_answer_at_its_deadline(
 
 def test_what_expires_in_the_queue_is_an_error(driver: QueueDriver) -> None:
     """It has never run, or has nothing to show for it."""
-    driver.enqueue(ttl_ms=100)
+    driver.enqueue(ttl_ms=60_000)
     driver.release(driver.grant())
     _let_deadline_pass(driver)
     assert driver.end().error_code is ErrorCode.DEADLINE_EXCEEDED
@@ -184,6 +192,20 @@ def test_wishes_of_no_epoch_are_refused(driver: QueueDriver) -> None:
         driver.run(wishes(driver.keys, worker_id="w1", held=held))
 
 
-def _redis_time_s(driver: QueueDriver) -> float:
-    seconds, microseconds = driver.client.time()
-    return float(seconds + microseconds / 1e6)
+NOW_IS_THE_DEADLINE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', KEYS[1], 'deadline_ms', now)
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+"""
+
+
+def _sweep_at_the_deadline(driver: QueueDriver) -> ReapReply:
+    """Sweep in one transaction with the end of the time, so that nothing can come between."""
+    keys, call = driver.keys, reap(driver.keys, worker_id="w9", lease_ms=LEASE_MS, count=100)
+    with driver.client.pipeline() as pipe:
+        request = keys.request("acme", "r1")
+        pipe.eval(NOW_IS_THE_DEADLINE, 2, request, keys.deadlines, "acme:r1")
+        pipe.fcall(f"{LIBRARY}_{call.function}", 1, call.key, *call.args)
+        _, reply = pipe.execute()
+    return call.parse(reply)

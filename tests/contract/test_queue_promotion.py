@@ -14,12 +14,15 @@ from support.waiting import eventually
 TTL_MS = 60_000  # far enough off for nothing to expire in a test
 
 
-def _let_most_of_its_time_pass(driver: QueueDriver, request_id: str = "r1") -> None:
-    """Make a request that was enqueued now one that has a fifth of its time left."""
+def _let_most_of_its_time_pass(
+    driver: QueueDriver, request_id: str = "r1", until_promotion_ms: int = -TTL_MS // 4
+) -> None:
+    """Make a request that was enqueued now an old one, which is to move so soon, or was to."""
     key, name = driver.keys.request("acme", request_id), f"acme:{request_id}"
     enqueued = int(driver.client.hget(key, "enqueued_ms") or 0)
-    driver.client.hset(key, "enqueued_ms", enqueued - 4 * TTL_MS)
-    driver.client.zadd(driver.keys.promotions, {name: enqueued - TTL_MS / 4})
+    age_ms = 3 * TTL_MS - 4 * until_promotion_ms
+    driver.client.hset(key, "enqueued_ms", enqueued - age_ms)
+    driver.client.zadd(driver.keys.promotions, {name: enqueued + until_promotion_ms})
 
 
 def _claim_nothing(driver: QueueDriver) -> None:
@@ -54,7 +57,8 @@ def test_the_time_is_measured_by_the_clock_of_redis(driver: QueueDriver) -> None
 
 def test_it_happens_by_itself_and_once(driver: QueueDriver) -> None:
     """However near the deadline comes, bulk work does not reach those who wait at a screen."""
-    driver.enqueue(priority=8, ttl_ms=1200)
+    driver.enqueue(priority=8, ttl_ms=TTL_MS)
+    _let_most_of_its_time_pass(driver, until_promotion_ms=500)
 
     def is_promoted() -> bool:
         _claim_nothing(driver)

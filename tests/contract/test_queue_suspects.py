@@ -69,9 +69,9 @@ def test_a_worker_with_a_suspect_keeps_the_turn(driver: QueueDriver, client: Red
     """As long as it asks, nobody else runs empty for the next suspect."""
     _make_suspects(driver, "s1", "s2")
     driver.claim("w1")
-    client.pexpire(driver.keys.isolator, 10)
+    client.pexpire(driver.keys.isolator, 10_000)
     driver.claim("w1", **BUSY)
-    assert client.pttl(driver.keys.isolator) > 1000
+    assert client.pttl(driver.keys.isolator) > 10_000
     driver.enqueue("next")
     assert [grant.request_id for grant in driver.claim("w2", **BUSY).grants] == ["next"]
 

@@ -180,6 +180,14 @@ class QueueDriver:
             expired=tuple(ref for reply in replies for ref in reply.expired),
         )
 
+    def let_deadline_pass(self, request_id: str = "r1", tenant: str = TENANT) -> None:
+        """Put the deadline of a request, which must have one, an hour back."""
+        past_ms = self.clock_ms() - 3_600_000
+        member = f"{tenant}:{request_id}"
+        assert self.client.zscore(self.keys.deadlines, member) is not None
+        self.client.hset(self.keys.request(tenant, request_id), "deadline_ms", past_ms)
+        self.client.zadd(self.keys.deadlines, {member: past_ms})
+
     def cancel(self, request_id: str = "r1", tenant: str = TENANT) -> RequestState | None:
         """Cancel."""
         return self.run(functions.cancel(self.keys, tenant=tenant, request_id=request_id))
