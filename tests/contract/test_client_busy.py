@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
+from redis import Redis
 
 from headrace import RequestState, Timeout, TransportError
 from headrace.cli.patient import call
@@ -18,6 +20,7 @@ from support.busy_server import SOON, kept_busy
 from support.client_fixtures import QUICK
 from support.queue_driver import QueueDriver
 from support.servers import KINDS, Server, binary_of, running_server
+from support.tcp_proxy import TcpProxy
 from support.waiting import eventually_async
 
 TEXT = "0123456789" * 10
@@ -46,18 +49,23 @@ async def _refusals(server: Server) -> int:
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_submit_waits_until_redis_is_free(flavour: str, hasty: Server) -> None:
     """Nothing ran, so the client asks again, and the request is queued once."""
-    client = AnyClient(flavour, hasty.url, timeout=QUICK)
-    await _refusals(hasty)
-    with kept_busy(hasty):
-        submitting = asyncio.create_task(client.submit("Hi", request_id=f"busy-{flavour}"))
-        await asyncio.wait([submitting], timeout=0.3)
-        assert not submitting.done()
-    assert await submitting == f"busy-{flavour}"
-    assert await _refusals(hasty) > 0
-    status = await client.status(f"busy-{flavour}")
-    assert status is not None
-    assert status.state is RequestState.QUEUED
-    await client.close()
+    async with TcpProxy(hasty.socket_path) as proxy:
+        client = AnyClient(flavour, proxy.url, timeout=QUICK)
+        await client.submit("Hi", request_id=f"before-{flavour}")  # connects
+        await _refusals(hasty)
+        with kept_busy(hasty):
+            before = proxy.num_refusals
+            submitting = asyncio.create_task(client.submit("Hi", request_id=f"busy-{flavour}"))
+            await eventually_async(partial(_has_refused, proxy, before))
+            assert not submitting.done()
+        assert await submitting == f"busy-{flavour}"
+        assert await _refusals(hasty) > 0
+        assert (await client.status(f"busy-{flavour}")).state is RequestState.QUEUED
+        await client.close()
+
+
+async def _has_refused(proxy: TcpProxy, before: int) -> bool:
+    return proxy.num_refusals > before
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -95,8 +103,8 @@ async def test_a_full_house_is_waited_for(hasty: Server) -> None:
     """With no connection left for it, a client tries again until somebody leaves."""
     with hasty.connect() as driver_client:
         driver = QueueDriver(driver_client, KEYS)
-        num_now = driver_client.info("clients")["connected_clients"]
-        driver_client.config_set("maxclients", num_now)
+        await eventually_async(partial(_is_alone, driver_client))
+        driver_client.config_set("maxclients", 1)
         client = AnyClient("async", hasty.url, timeout=QUICK)
         before = driver_client.info("stats")["rejected_connections"]
         submitting = asyncio.create_task(client.submit("Hi", request_id="crowded"))
@@ -110,6 +118,10 @@ async def test_a_full_house_is_waited_for(hasty: Server) -> None:
         assert await submitting == "crowded"
         assert driver.status("crowded", tenant="default").state is RequestState.QUEUED
         await client.close()
+
+
+async def _is_alone(client: Redis) -> bool:
+    return int(client.info("clients")["connected_clients"]) == 1
 
 
 async def test_a_command_waits_until_redis_is_free(hasty: Server) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace import FinishReason, InvalidRequest, RequestNotFound, RequestState
+from headrace import (
+    Completion,
+    FinishReason,
+    InvalidRequest,
+    RequestExpired,
+    RequestNotFound,
+    RequestState,
+)
 from headrace.keys import Keys
 from headrace.testing import FakeWorker
 from support.any_client import AnyClient
@@ -98,6 +105,16 @@ async def test_a_deadline_brings_the_text_so_far(
 ) -> None:
     """The best answer by then: a completion with the reason deadline."""
     with FakeWorker(redis_url, queue=queue.queue, token_delay_s=SLOW_S):
-        answer = await any_client.generate("x" * 5000, ttl=0.2, max_tokens=5000)
+        answer = await _answer_by(any_client, 0.2) or await _answer_by(any_client, 10.0)
+    assert answer is not None
     assert answer.finish_reason is FinishReason.DEADLINE
     assert 0 < len(answer.text) < 5000
+
+
+async def _answer_by(any_client: AnyClient, ttl_s: float) -> Completion | None:
+    """Ask for what takes long; None where a busy machine has not said a word by then."""
+    try:
+        answer = await any_client.generate("x" * 5000, ttl=ttl_s, max_tokens=5000)
+    except RequestExpired:
+        return None
+    return answer if answer.text else None

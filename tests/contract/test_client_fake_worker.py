@@ -11,8 +11,6 @@ from headrace import (
     ErrorCode,
     InvalidRequest,
     RequestState,
-    RequestTimeout,
-    Timeout,
 )
 from headrace.errors import error_for
 from headrace.keys import Keys
@@ -20,6 +18,7 @@ from headrace.protocol import RequestMessage
 from headrace.testing import FakeWorker
 from support.client_fixtures import QUICK
 from support.servers import running_server
+from support.waiting import eventually
 
 
 def _client(url: str, queue: Keys) -> Client:
@@ -74,7 +73,7 @@ def test_successor_goes_on_where_the_first_one_left(redis_url: str, queue: Keys)
     text = "0123456789" * 30
     with _client(redis_url, queue) as client, client.stream(text, max_tokens=None) as stream:
         chunks = iter(stream)
-        with FakeWorker(redis_url, queue=queue.queue, token_delay_s=0.002):
+        with FakeWorker(redis_url, queue=queue.queue, token_delay_s=0.02):
             seen = [next(chunks).text for _ in range(20)]
         with FakeWorker(redis_url, queue=queue.queue):
             seen += [chunk.text for chunk in chunks]
@@ -99,11 +98,12 @@ def test_broken_script_is_seen_by_the_test(redis_url: str, queue: Keys) -> None:
     def broken(request: RequestMessage) -> str:
         raise ZeroDivisionError
 
-    client = _client(redis_url, queue)
-    with pytest.raises(ZeroDivisionError), FakeWorker(redis_url, queue=queue.queue, answers=broken):
-        with pytest.raises(RequestTimeout):
-            client.generate("Hi", timeout=Timeout(first_chunk=0.3))
-    client.close()
+    with _client(redis_url, queue) as client:
+        request_id = client.submit("Hi")
+        with pytest.raises(ZeroDivisionError):
+            with FakeWorker(redis_url, queue=queue.queue, answers=broken) as worker:
+                eventually(lambda: worker.requests)
+        client.cancel(request_id)
 
 
 def test_it_waits_for_redis(queue: Keys) -> None:

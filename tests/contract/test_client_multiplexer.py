@@ -20,7 +20,7 @@ from headrace.multiplexer import (
 from headrace.protocol import CHUNK_FIELD, ChunkMessage, encode_chunk
 from headrace.reading import ENTRIES_PER_READ
 from support.servers import Server
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 
 MAX_READERS = 2
 
@@ -213,7 +213,7 @@ async def test_wait_ends_with_news_or_with_the_time(bench: Bench) -> None:
     inbox = bench.inbox("log")
     await inbox.wait(0.01)
     assert inbox.assembly.num_ready == 0
-    waiting = asyncio.create_task(inbox.wait(5.0))
+    waiting = asyncio.create_task(inbox.wait(PATIENCE_S))
     bench.write("log", 0, 1)
     await waiting
     assert inbox.assembly.num_ready == 1

@@ -150,10 +150,12 @@ async def test_result_outlives_its_end_by_result_ttl(
     connect: Connect, fake_worker: FakeWorker, client: Redis, queue: Keys
 ) -> None:
     """A result can be read until result_ttl is over, and is expired, not unknown, afterwards."""
-    any_client = connect(result_ttl=0.2)
+    any_client, log = connect(result_ttl=300), queue.token_log(TENANT, "r1")
     await any_client.generate("Hi", request_id="r1")
     assert (await _attached(any_client, "r1")) == "Hi"
-    eventually(lambda: not client.exists(queue.token_log(TENANT, "r1")))
+    assert 200_000 < client.pttl(log) <= 300_000
+    client.pexpire(log, 1)
+    eventually(lambda: not client.exists(log))
     with pytest.raises(RequestExpired):
         await _attached(any_client, "r1")
 
@@ -200,7 +202,7 @@ async def test_cancelling_a_running_request_stops_it(
 ) -> None:
     """A worker that runs the request stops, and its reader learns it."""
     with FakeWorker(redis_url, queue=queue.queue, token_delay_s=0.005):
-        async with any_client.stream("x" * 5000) as stream:
+        async with any_client.stream("x" * 5000, max_tokens=5000) as stream:
             chunks = aiter(stream)
             await anext(chunks)
             await stream.cancel()

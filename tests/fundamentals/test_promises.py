@@ -36,7 +36,7 @@ def test_a_reader_does_not_notice_that_the_worker_changed(redis_url: str) -> Non
     """A stream that one worker began and another finished is one answer."""
     with Client(redis_url) as client:
         request_id = client.submit(ANSWER)
-        with FakeWorker(redis_url, token_delay_s=0.01):
+        with FakeWorker(redis_url, token_delay_s=0.2):
             eventually(lambda: client.status(request_id).num_tokens >= 5)
         begun = client.status(request_id)
         with FakeWorker(redis_url), client.attach(request_id) as stream:

@@ -16,7 +16,7 @@ from support.any_client import FLAVOURS, AnyClient
 from support.queue_driver import TENANT
 from support.servers import Server
 
-QUICK = Timeout(first_chunk=100.0, between_chunks=100.0, total=110.0, redis=5.0)
+QUICK = Timeout(first_chunk=100.0, between_chunks=100.0, total=110.0, redis=30.0)
 """Long enough for a busy machine, short enough for a broken test."""
 
 Connect = Callable[..., AnyClient]

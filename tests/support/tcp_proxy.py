@@ -29,6 +29,7 @@ class TcpProxy:
         self.is_silent = False  # takes everything, passes nothing on, closes nothing
         self.num_swallowed = 0  # replies lost so far
         self.num_connections = 0  # accepted so far
+        self.num_refusals = 0  # replies so far that were errors
         self._upstream = upstream
         self._swallow: set[int] = set()  # numbers of replies still to be lost, counted from 1
         self._lose_after: bytes | None = None  # what a request holds whose reply is lost
@@ -140,6 +141,7 @@ class TcpProxy:
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             self._num_replies += 1
+            self.num_refusals += data.startswith(b"-")
             if doomed.is_set() or self._num_replies in self._swallow:
                 self._swallow.discard(self._num_replies)
                 self.num_swallowed += 1
