@@ -2,7 +2,8 @@
 
 The child inherits its end of a socket pair. When this process dies, however it dies, the child sees
 the end of the channel and leaves; when the child dies, we do, and ``receive`` says so by returning
-nothing.
+nothing. What it said last is read all the same: a write to a dead child fails on a connection of
+its own, and takes nothing from the one that is read.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ class EngineBridge:
         self,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
+        *,
+        reading: asyncio.StreamWriter,  # of the connection that is read, to end it with
         writer: asyncio.StreamWriter,
     ) -> None:
         self._process = process
         self._reader = reader
+        self._reading = reading
         self._writer = writer
         self._decoder = FrameDecoder()
 
@@ -67,9 +71,12 @@ class EngineBridge:
             raise EngineStartFailed(f"{argv[0]}: {error}") from error
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, reading = await asyncio.open_connection(sock=ours.dup())
+        _, writer = await asyncio.open_connection(sock=ours)
+        # A socket's transport reads, too; without its settings the child has said nothing yet.
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(encode_frame(settings))
-        return cls(process, reader, writer)
+        return cls(process, reader, reading=reading, writer=writer)
 
     async def wait_ready(self) -> EngineReady:
         """Return the first report of an engine that has loaded; raises EngineStartFailed."""
@@ -114,6 +121,7 @@ class EngineBridge:
         if self._process.returncode is None:
             self._process.kill()
         self._writer.transport.abort()
+        self._reading.transport.abort()
 
     async def exit_reason(self) -> str:
         """Say how the child ended."""
