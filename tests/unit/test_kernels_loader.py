@@ -22,15 +22,6 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Let torch use two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def fresh_load() -> Iterator[None]:
     """Let ``load_kernels`` do its work again, and forget it afterwards."""
     load_kernels.cache_clear()

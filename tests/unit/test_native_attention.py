@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,20 +12,13 @@ from headrace_worker.attention.native import NativeBackend
 from headrace_worker.kernels import KernelStatus, load_kernels
 from support.attention_cases import CPU, Case, allocate, draw, only, solve, write
 
-pytestmark = pytest.mark.skipif(
-    not load_kernels().is_loaded, reason="g++ is not installed on this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(not load_kernels().is_loaded, reason="g++ is not installed on this machine"),
+    pytest.mark.usefixtures("one_thread"),
+]
 # Decodes and chunks, short, and longer than the parts of 512 keys that a context is summed in.
 SHARES = ((20, 1), (0, 1), (63, 1), (700, 1), (1300, 1), (5, 7), (0, 33), (500, 24), (1100, 70))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @DTYPES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -38,15 +38,6 @@ def kernels() -> KernelRowOps:
     if (reason := load_kernels().missing_reason) is not None:
         pytest.skip(f"a C++ compiler is not installed on this machine: {reason}")
     return KernelRowOps()
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Let rows be shared out, and put the number of threads back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def norm_of(size: int, dtype: torch.dtype, *, is_centred: bool = False) -> Norm:

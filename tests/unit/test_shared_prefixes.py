@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,18 +15,11 @@ from headrace_worker.attention.native import NativeBackend
 from headrace_worker.kernels import load_kernels
 from support.attention_cases import CPU, Case, Problem, draw, only, solve
 
-pytestmark = pytest.mark.skipif(
-    not load_kernels().is_loaded, reason="g++ is not installed on this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(not load_kernels().is_loaded, reason="g++ is not installed on this machine"),
+    pytest.mark.usefixtures("one_thread"),
+]
 NUM_JOINT, SHARED_KEYS = 8, 9  # columns of a plan
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
