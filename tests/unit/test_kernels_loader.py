@@ -120,7 +120,7 @@ def test_attention_that_errs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 @needs_compiler
 def test_kernels_on_other_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels whose loops run on another pool than torch's do not pass."""
-    monkeypatch.setattr(checks.torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     with pytest.raises(KernelMismatch, match="where torch has 77"):
         checks.check_kernels()
 
