@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import ErrorCode
@@ -44,6 +45,7 @@ def test_a_full_memory_stops_claims_and_nobody_has_to_restart(tmp_path: Path) ->
     """Filled up under work and freed again: all is answered by the same worker (queue B35)."""
     keys = Keys("full")
     asked = [Asked(f"r{n}", max_tokens=160, seed=n) for n in range(12)]
+    asked[0] = replace(asked[0], prompt=(5, Misfortune.WAIT, 3))  # nobody has ended by then
     with (
         running_server("valkey") as server,
         server.connect() as client,
@@ -54,6 +56,7 @@ def test_a_full_memory_stops_claims_and_nobody_has_to_restart(tmp_path: Path) ->
         worker = farm.ready("--max-num-seqs", "4", engine=SLOW)
         eventually(lambda: driver.status("r0").num_tokens > 0)
         client.config_set("maxmemory", "1")
+        farm.open_gate()
         worker.wait_for("redis.disconnected")
         assert driver.cancel("r11") is RequestState.CANCELLED
         client.config_set("maxmemory", "0")

@@ -18,7 +18,7 @@ from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
 
 TEXTBOOK = Path(__file__).parents[1] / "support" / "textbook_worker.py"
-IDLE_MS = 500
+IDLE_MS = 60_000  # nothing is taken from a worker that lives
 ASKED = [Asked(f"r{n}", max_tokens=40 + n, seed=n) for n in range(8)]
 
 

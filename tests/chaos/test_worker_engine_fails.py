@@ -43,11 +43,13 @@ def test_a_killed_engine_gives_no_strike_to_those_that_waited_in_it(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
     """It had no time to say who was in its batch, but it had said who was not."""
-    enqueue(driver, poison(Misfortune.CRASH, at=38))
-    worker = farm.ready(*LONG_LEASE, "--max-num-seqs", "1", engine=SLOW)
+    prompt = (5, Misfortune.WAIT, 3, Misfortune.CRASH, 100)  # it has 97 steps to hear of another
+    enqueue(driver, Asked("poison", prompt=prompt, max_tokens=110))
+    worker = farm.ready(*LONG_LEASE, "--max-num-seqs", "1", engine=("--step-s", "0.02"))
     worker.wait_for("request.admitted")
     enqueue(driver, waiting := Asked("waiting"))
     worker.wait_for("request.received", count=2)
+    farm.open_gate()
     worker.wait_for("engine.step_failed")
     wait_for_ends(driver, waiting)
     check_stream(driver, waiting)
@@ -78,10 +80,10 @@ def test_a_hung_engine_is_killed_and_its_requests_go_on(
     """Past the hang limit the engine is replaced, without waiting for any lease."""
     innocents = [Asked(f"r{n}", max_tokens=60, seed=n) for n in range(3)]
     enqueue(driver, *innocents, bad := poison(Misfortune.HANG))
-    worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "1.5s", engine=SLOW)
+    worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "2.5s", engine=SLOW)
     wait_for_ends(driver, bad, *innocents)
     assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
-    assert len(worker.events("engine.stalled")) == 3
+    assert len(worker.events("engine.stalled")) >= 3  # a starved engine is replaced, too
     for request in innocents:
         check_stream(driver, request)
 

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from headrace.keys import Keys
+from support.fake_engine import Misfortune
 from support.queue_driver import QueueDriver
 from support.servers import Server, running_server
 from support.streams import Asked, check_stream, enqueue, is_drained, skewed, wait_for_ends
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
-from support.workers import LEASE_S, WorkerFarm, seconds_since, worker_farm
+from support.workers import SHORT_LEASE, WorkerFarm, seconds_since, worker_farm
 
 SLOW = ("--step-s", "0.01")
+LEASE_S = 3.0  # of an outage: long enough for a busy machine, short enough to be waited for
 
 
 @pytest.fixture(params=["redis", "valkey"])
@@ -32,7 +34,7 @@ def test_an_outage_longer_than_the_lease_is_a_pause(durable: Server, tmp_path: P
     keys = Keys("restart")
     asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(6)]
     with worker_farm(tmp_path, durable.url, keys.queue) as farm:
-        worker = farm.ready(engine=SLOW)
+        worker = farm.ready("--lease-ttl", f"{LEASE_S}s", engine=SLOW)
         with durable.connect() as client:
             enqueue(QueueDriver(client, keys), *asked)
             driver = QueueDriver(client, keys)
@@ -71,20 +73,19 @@ def test_a_wiped_redis_gets_its_functions_and_groups_back(
 @ON_VALKEY
 def test_a_redis_that_stalls_pauses_the_engine(driver: QueueDriver, farm: WorkerFarm) -> None:
     """Tokens that Redis does not take are bounded: the engine waits, and goes on afterwards."""
-    asked = Asked("r1", max_tokens=1500)
-    worker = farm.ready(
-        "--lease-ttl", "60s", "--max-unsent-tokens", "64", engine=("--step-s", "0.003")
-    )
+    asked = Asked("r1", prompt=(5, Misfortune.WAIT, 5), max_tokens=500)
+    worker = farm.ready("--max-unsent-tokens", "64", engine=("--step-s", "0.003"))
     enqueue(driver, asked)
     eventually(lambda: driver.status("r1").num_tokens > 0)
     driver.client.config_set("maxmemory", "1")
+    farm.open_gate()
     worker.wait_for("redis.disconnected")
     published = driver.status("r1").num_tokens
     worker.wait_for("reader.slow")
     driver.client.config_set("maxmemory", "0")
     wait_for_ends(driver, asked)
     check_stream(driver, asked)
-    assert published < 1500
+    assert published <= 5  # what was made before the gate
 
 
 @ON_VALKEY
@@ -115,13 +116,13 @@ async def test_a_silent_partition_is_noticed_and_streams_go_on_elsewhere(
     """The proxy goes silent without a reset: another worker takes over, the first drops its own."""
     asked = [Asked(f"r{n}", max_tokens=600, seed=n) for n in range(4)]
     async with TcpProxy(server.socket_path) as proxy:
-        cut_off = farm.start(url=proxy.url, engine=SLOW)
+        cut_off = farm.start(*SHORT_LEASE, url=proxy.url, engine=SLOW)
         await asyncio.to_thread(cut_off.wait_until_ready)
         await asyncio.to_thread(enqueue, driver, *asked)
         await asyncio.to_thread(eventually, lambda: driver.status("r0").num_tokens > 5)
         proxy.is_silent = True
         await asyncio.to_thread(cut_off.wait_for, "redis.disconnected")
-        await asyncio.to_thread(farm.ready)
+        await asyncio.to_thread(farm.ready, *SHORT_LEASE)
         await asyncio.to_thread(wait_for_ends, driver, *asked)
         proxy.is_silent = False
         proxy.reset_all()

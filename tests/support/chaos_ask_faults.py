@@ -23,6 +23,7 @@ from support.chaos_worker_faults import check_everything
 from support.fake_engine import Misfortune
 from support.queue_driver import TENANT
 from support.streams import Asked
+from support.workers import LEASE_S
 
 NUM_PRODUCERS = 16
 PRODUCER = ("-m", "support.chaos_producer")
@@ -32,7 +33,7 @@ MOST_CRASHES = 3
 
 def enqueue_the_same(stand: Stand) -> None:
     """Sixteen producers enqueue the same ids at once; then one comes with another payload."""
-    stand.start_worker(step_s=0.0)
+    stand.start_worker(step_s=0.0, lease_s=LEASE_S)  # grants are counted
     asked = stand.make_requests()
     everybody = [stand.new_clients() for _ in range(NUM_PRODUCERS)]
     futures = [stand.begin(clients.submit_all(asked)) for clients in everybody]
@@ -51,7 +52,7 @@ def enqueue_the_same(stand: Stand) -> None:
 
 def kill_producers(stand: Stand) -> None:
     """SIGKILL of a producer in the middle of its work; another one submits everything again."""
-    stand.start_worker(step_s=0.0)
+    stand.start_worker(step_s=0.0, lease_s=LEASE_S)  # what is made again is counted
     asked = stand.make_requests()
     killed = 0
     for _ in range(stand.size.rounds):

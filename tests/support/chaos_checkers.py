@@ -78,7 +78,7 @@ def check_views(clients: Clients, asked: Iterable[Asked], result: Result) -> Non
 def check_resources(driver: QueueDriver, result: Result) -> None:
     """Nothing waits or runs, no lane or pending entry is left, no key lives for ever."""
     try:
-        eventually(lambda: is_drained(driver), timeout_s=10)
+        eventually(lambda: is_drained(driver))
     except AssertionError:
         result.problems.append(f"not drained: {driver.depth()}")
     result.measure("keys without an end", len(find_leaks(driver.client)), at_most=0)

@@ -9,7 +9,7 @@ from headrace.protocol import ChunkMessage, encode_chunk
 from support.chaos_result import Result
 from support.queue_driver import QueueDriver
 from support.streams import Asked
-from support.workers import LEASE_S
+from support.workers import SHORT_LEASE_S
 
 NAME = "ghost"
 
@@ -26,7 +26,7 @@ class Ghost:
             free_seqs=len(asked),
             free_tokens=total,
             total_tokens=total,
-            lease_ms=round(LEASE_S * 1000),
+            lease_ms=round(SHORT_LEASE_S * 1000),
         )
         self.grants: tuple[Grant, ...] = claim.grants
         self.num_tries = 0

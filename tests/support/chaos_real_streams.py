@@ -16,7 +16,7 @@ from support.chaos_clients import View
 from support.chaos_stand import RANDOM_KILLS, Stand
 from support.demo_model import NAME, questions
 from support.waiting import eventually
-from support.workers import WorkerProcess
+from support.workers import SHORT_LEASE, WorkerProcess
 
 PATIENT = Timeout(first_chunk=900, between_chunks=900, total=3600)
 
@@ -47,7 +47,7 @@ def kill_real_workers(stand: Stand) -> None:
 def start_real(stand: Stand) -> WorkerProcess:
     """Start a worker that serves SmolLM2 in float32, all streams at once."""
     return stand.farm.ready(
-        *("--max-num-seqs", str(stand.size.requests), *RANDOM_KILLS),
+        *("--max-num-seqs", str(stand.size.requests), *RANDOM_KILLS, *SHORT_LEASE),
         env={
             "HEADRACE_MODEL": NAME,
             "HEADRACE_SERVED_MODEL_NAME": NAME,

@@ -16,7 +16,7 @@ from support.chaos_worker_faults import kill_points
 from support.queue_driver import TENANT
 from support.streams import Asked
 from support.textbook_worker import LANE
-from support.workers import LEASE_S
+from support.workers import SHORT_LEASE_S
 
 TEXTBOOK = Path(__file__).with_name("textbook_worker.py")
 
@@ -53,7 +53,7 @@ def enqueue_by_the_book(stand: Stand, asked: Sequence[Asked]) -> None:
 
 def start_textbook(stand: Stand, number: int) -> subprocess.Popen[bytes]:
     """Start a worker by the book, with the lease as its idle time."""
-    idle_ms = str(round(LEASE_S * 1000))
+    idle_ms = str(round(SHORT_LEASE_S * 1000))
     command = [sys.executable, str(TEXTBOOK), stand.server.url, stand.keys.queue]
     path = {**os.environ, "PYTHONPATH": str(TEXTBOOK.parents[1])}
     return subprocess.Popen([*command, f"w{number}", idle_ms], env=path)

@@ -17,6 +17,7 @@ from support.chaos_checkers import (
 from support.chaos_stand import Stand
 from support.chaos_worker_faults import check_everything, kill_points
 from support.streams import Asked, check_stream, enqueue, wait_for_ends
+from support.workers import LEASE_S
 
 EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
 RECOVERY_S = 5.0
@@ -48,7 +49,7 @@ def kill_redis(stand: Stand) -> None:
 def restart_redis(stand: Stand) -> None:
     """SIGTERM or SIGKILL of Redis in mid-stream: a pause, and nothing is granted again."""
     asked = stand.make_requests()
-    stand.start_worker()
+    stand.start_worker(lease_s=LEASE_S)  # grants are counted
     downs_s, recovered_s = [], []
     with stand.load(asked):
         for tokens in kill_points(stand, asked):

@@ -18,7 +18,7 @@ from support.servers import free_port
 from support.streams import Asked
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually
-from support.workers import LEASE_S, WorkerProcess
+from support.workers import SHORT_LEASE_S, WorkerProcess
 
 BATCH = 40  # requests between two faults
 TOLERANCE = 1.05
@@ -74,7 +74,7 @@ def disturb(stand: Stand, proxy: TcpProxy, survivor: WorkerProcess) -> None:
         case "freeze":
             frozen = stand.workers[-1]
             frozen.send(signal.SIGSTOP)
-            stand.wait_for_s(2 * LEASE_S)
+            stand.wait_for_s(2 * SHORT_LEASE_S)
             frozen.send(signal.SIGCONT)
         case "reset":
             stand.in_loop(proxy.reset_all)

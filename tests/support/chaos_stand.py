@@ -22,7 +22,7 @@ from support.servers import Server, running_server
 from support.streams import Asked
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually
-from support.workers import WorkerFarm, WorkerProcess, worker_farm
+from support.workers import SHORT_LEASE_S, WorkerFarm, WorkerProcess, worker_farm
 
 T = TypeVar("T")
 
@@ -54,9 +54,15 @@ class Stand:
         self.clients = self.call(self._connect(server.url))
 
     def start_worker(
-        self, *flags: str, step_s: float = 0.01, num_blocks: int = 2048, **options: Any
+        self,
+        *flags: str,
+        step_s: float = 0.01,
+        num_blocks: int = 2048,
+        lease_s: float = SHORT_LEASE_S,
+        **options: Any,
     ) -> WorkerProcess:
         """Start a worker that counts its tokens, and return when it claims."""
+        flags = ("--lease-ttl", f"{lease_s}s", *flags)
         options_of_engine = {"step-s": step_s, "num-blocks": num_blocks, "tally": self.tally}
         engine = [
             word for name, value in options_of_engine.items() for word in (f"--{name}", str(value))

@@ -243,7 +243,7 @@ FAULTS = (
         "10,000 requests of one tenant before the one of another",
         "its first token within one batch turn",
         crowd_out,
-        short=Size(60, rounds=1, slack=SLACK),
+        short=Size(160, rounds=1, slack=SLACK),
         full=Size(10_000, rounds=20),
     ),
     Fault(
@@ -251,7 +251,7 @@ FAULTS = (
         "a request of priority 0 while batch work of priority 9 fills all places",
         "its first token within 0.3 s, the batch resumes and is exact",
         displace,
-        short=Size(8, rounds=2, tokens=120, slack=SLACK),
+        short=Size(16, rounds=2, tokens=120, slack=10.0),
         full=Size(1_000, rounds=200, tokens=300),
     ),
     Fault(

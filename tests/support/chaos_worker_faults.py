@@ -21,9 +21,9 @@ from support.chaos_ghost import Ghost
 from support.chaos_stand import Stand
 from support.queue_driver import QueueDriver
 from support.streams import Asked, enqueue, wait_for_ends
-from support.workers import LEASE_S, WorkerProcess
+from support.workers import SHORT_LEASE_S, WorkerProcess
 
-GAP_S = LEASE_S + LEASE_S / 4 + 1.0  # lease, sweep, and one second for the rest
+GAP_S = SHORT_LEASE_S + SHORT_LEASE_S / 4 + 1.0  # lease, sweep, and one second for the rest
 HANDOVER_S = 2.0
 NUM_HAUNTED = 4  # requests that a stale writer goes on writing to
 HANG_S = 1.0  # silence after which a worker replaces its engine; the default is a minute
@@ -75,7 +75,7 @@ def freeze_workers(stand: Stand) -> None:
 
     A ghost held some requests before and writes to them throughout, at its old epoch.
     """
-    haunted = [Asked(f"h{n}", max_tokens=300, seed=n) for n in range(NUM_HAUNTED)]
+    haunted = [Asked(f"h{n}", max_tokens=600, seed=n) for n in range(NUM_HAUNTED)]
     enqueue(stand.driver, *haunted)
     ghost = Ghost(stand.driver, haunted)
     asked = stand.make_requests()
@@ -88,7 +88,7 @@ def freeze_workers(stand: Stand) -> None:
             ghost.write()
             stand.wait_for_tokens(tokens)
             freeze(stand, stand.draw.choice(stand.workers))
-    stand.until(lambda: stand.events("request.dropped"), timeout_s=10)
+    stand.until(lambda: stand.events("request.dropped"))
     dropped = len(stand.events("request.dropped"))
     stand.result.measure("requests that zombies dropped", dropped, at_least=1)
     ghost.write()
@@ -108,7 +108,7 @@ def stop_engines(stand: Stand) -> None:
         for tokens in kill_points(stand, asked):
             stand.wait_for_tokens(tokens)
             struck.append(stop_engine(stand, stand.draw.choice(stand.workers)))
-    measure_gaps(stand, struck, at_most_s=HANG_S + LEASE_S)
+    measure_gaps(stand, struck, at_most_s=HANG_S + SHORT_LEASE_S)
     stand.result.measure("engines replaced", len(stand.events("engine.stalled")), at_least=1)
     check_everything(stand, asked)
 
@@ -169,7 +169,7 @@ def terminate(stand: Stand, worker: WorkerProcess) -> tuple[float, int]:
 def freeze(stand: Stand, worker: WorkerProcess) -> None:
     """Stop a worker while another one takes over what it held."""
     held = held_by(stand.driver, worker, stand)
-    pause_s = stand.draw.uniform(2, 5) * LEASE_S
+    pause_s = stand.draw.uniform(2, 5) * SHORT_LEASE_S
     stand.history.note("freeze worker", pid=worker.child.pid, pause_s=pause_s, held=len(held))
     worker.send(signal.SIGSTOP)
     stand.wait_for_s(pause_s)

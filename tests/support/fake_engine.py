@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence as ReadOnlyList
 from hashlib import blake2b
+from pathlib import Path
 
 from headrace_worker.engine.admission import Admission
 from headrace_worker.engine.block_pool import BlockPool
@@ -33,6 +34,7 @@ from headrace_worker.engine.settings import EngineSettings
 FAKE_VOCAB_SIZE = 1024
 FAKE_SAMPLED_IDS = 256  # answers use ids below this, so a byte tokenizer can decode them
 FAKE_LOGPROB = -0.5
+POLL_S = 0.005  # between looks at the gate
 TALLY_RECORD = "<QI"
 """What --tally writes for each token made: the seed of its request, its offset in the output."""
 
@@ -44,6 +46,7 @@ class Misfortune:
     HANG = 1002  # the step never returns
     FAIL_REQUEST = 1003  # the step raises for this request alone
     BREAK_ENGINE = 1004  # the step raises for the whole batch
+    WAIT = 1005  # the step waits for the gate, so that a test can act in the middle of an answer
 
 
 def fake_token(seed: int, token_ids: ReadOnlyList[int]) -> int:
@@ -71,14 +74,15 @@ def fake_answer(
 class FakeRunner:
     """Takes a set time for each step and hashes instead of computing."""
 
-    def __init__(self, step_s: float, tally: str | None = None) -> None:
+    def __init__(self, step_s: float, tally: str | None = None, gate: Path | None = None) -> None:
         self._step_s = step_s
+        self._gate = gate
         self._tally = open(tally, "ab", buffering=0) if tally else None  # noqa: SIM115 - for life
 
     def execute(self, scheduled: ReadOnlyList[ScheduledSequence]) -> list[RowResult]:
         """Answer scores, and a token for each share that samples, unless a prompt is trouble."""
         for share in scheduled:
-            _meet_misfortune(share.seq)
+            _meet_misfortune(share.seq, self._gate)
         time.sleep(self._step_s)
         scores = [_score(share) for share in scheduled if share.scored]
         if self._tally:
@@ -109,7 +113,7 @@ def _sample(seq: Sequence) -> SampledToken:
     return SampledToken(seq.seq_id, token_id, FAKE_LOGPROB, tuple(best))
 
 
-def _meet_misfortune(seq: Sequence) -> None:
+def _meet_misfortune(seq: Sequence, gate: Path | None) -> None:
     prompt = seq.token_ids[: seq.num_prompt_tokens]
     for place, token_id in enumerate(prompt[:-1]):
         if seq.num_output_tokens == prompt[place + 1]:
@@ -123,6 +127,14 @@ def _meet_misfortune(seq: Sequence) -> None:
                     raise EngineStepError("the prompt asked to fail", (seq.seq_id,))
                 case Misfortune.BREAK_ENGINE:
                     raise RuntimeError("the prompt asked to break the engine")
+                case Misfortune.WAIT:
+                    _wait_at(gate)
+
+
+def _wait_at(gate: Path | None) -> None:
+    assert gate is not None, "started without --gate"
+    while not gate.exists():
+        time.sleep(POLL_S)
 
 
 def main() -> int:
@@ -133,12 +145,20 @@ def main() -> int:
     parser.add_argument("--num-blocks", type=int, default=512, help="size of the block pool")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long loading takes")
     parser.add_argument("--tally", help="file that gets a record of every token made")
+    parser.add_argument("--gate", type=Path, help="the gate is open when this file is there")
+    parser.add_argument("--load-waits", action="store_true", help="load until the gate is open")
     args = parser.parse_args()
 
     def load(settings: EngineSettings, _channel: Channel) -> tuple[Engine, EngineReady]:
         time.sleep(args.load_s)
+        if args.load_waits:
+            _wait_at(args.gate)
         engine = build_fake_engine(
-            settings, num_blocks=args.num_blocks, step_s=args.step_s, tally=args.tally
+            settings,
+            num_blocks=args.num_blocks,
+            step_s=args.step_s,
+            tally=args.tally,
+            gate=args.gate,
         )
         return engine, _describe(engine, settings, args.load_s)
 
@@ -151,6 +171,7 @@ def build_fake_engine(
     num_blocks: int = 512,
     step_s: float = 0.0,
     tally: str | None = None,
+    gate: Path | None = None,
 ) -> Engine:
     """Build the same engine in this process."""
     pool = BlockPool(
@@ -165,7 +186,7 @@ def build_fake_engine(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
-    return Engine(scheduler, FakeRunner(step_s, tally), vocab_size=FAKE_VOCAB_SIZE)
+    return Engine(scheduler, FakeRunner(step_s, tally, gate), vocab_size=FAKE_VOCAB_SIZE)
 
 
 def _describe(engine: Engine, settings: EngineSettings, load_s: float) -> EngineReady:

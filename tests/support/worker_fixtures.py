@@ -13,7 +13,7 @@ from headrace_worker.transport.link import Link
 from headrace_worker.transport.queue import RedisQueue
 from support.queue_driver import QueueDriver
 from support.servers import Server
-from support.workers import WorkerFarm, worker_farm
+from support.workers import LEASE_S, WorkerFarm, worker_farm
 
 ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 """For tests whose subject is the worker, not the server."""
@@ -22,7 +22,9 @@ ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def queue_over(connections: Connections, queue: Keys) -> RedisQueue:
     """Return the queue as worker w1 sees it."""
     link = Link(connections.commands, connections.command_timeout_s)
-    return RedisQueue(link, connections.blocking, queue, worker_id="w1", lease_s=1.5, max_strikes=3)
+    return RedisQueue(
+        link, connections.blocking, queue, worker_id="w1", lease_s=LEASE_S, max_strikes=3
+    )
 
 
 @pytest.fixture
@@ -42,5 +44,5 @@ def farm(tmp_path: Path, server: Server, queue: Keys) -> Iterator[WorkerFarm]:
 @pytest.fixture
 async def connections(server: Server) -> AsyncIterator[Connections]:
     """Give the worker's two clients."""
-    async with Connections(server.url, lease_s=1.5) as connections:
+    async with Connections(server.url, lease_s=LEASE_S) as connections:
         yield connections

@@ -23,7 +23,9 @@ from support.tokenizers import CONFIG, byte_level_backend
 from support.waiting import PATIENCE_S, eventually
 
 MODEL_NAME = "fake"
-LEASE_S = 1.5
+LEASE_S = 20.0  # of workers that live: a busy machine must not take one for dead
+SHORT_LEASE_S = 1.5  # where a test waits for a lease to run out
+SHORT_LEASE = ("--lease-ttl", f"{SHORT_LEASE_S}s")
 
 
 class WorkerProcess:
@@ -90,6 +92,11 @@ class WorkerFarm:
         self._queue = queue
         self._workers: list[WorkerProcess] = []
         self._model = make_model(folder)
+        self._gate = folder / "gate"
+
+    def open_gate(self) -> None:
+        """Let the fake engines that wait at their gate go on, now and later."""
+        self._gate.touch()
 
     def start(
         self,
@@ -132,6 +139,7 @@ class WorkerFarm:
         self, number: int, url: str | None, engine: Sequence[str], extra: dict[str, str]
     ) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        gate = ("--gate", str(self._gate))
         return {
             **inherited,
             "HEADRACE_REDIS_URL": url or self._url,
@@ -141,7 +149,7 @@ class WorkerFarm:
             "HEADRACE_WORKER_ID": f"worker-{number}",
             "HEADRACE_LEASE_TTL": f"{LEASE_S}s",
             "HEADRACE_MAX_NUM_SEQS": "8",
-            "HEADRACE_ENGINE_COMMAND": shlex.join((*FAKE_ENGINE, *engine)),
+            "HEADRACE_ENGINE_COMMAND": shlex.join((*FAKE_ENGINE, *gate, *engine)),
             "HEADRACE_CACHE_DIR": str(self._folder / "cache"),
             "HEADRACE_LOG_LEVEL": "debug",
             "HEADRACE_LOG_FORMAT": "json",
