@@ -32,7 +32,10 @@ def program(body: str) -> tuple[str, ...]:
 
 FOREVER = "time.sleep(60)"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n" + FOREVER
-POLITE = "signal.signal(signal.SIGTERM, lambda *_: (print('goodbye'), sys.exit(0)))\n" + FOREVER
+POLITE = (
+    "signal.signal(signal.SIGTERM, lambda *_: (print('goodbye'), sys.exit(0)))\n"
+    "print('polite', flush=True)\n" + FOREVER
+)
 
 
 class Watched:
@@ -91,11 +94,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def came_up(made: Watched, times: int = 1) -> None:
-    """Wait until workers have started so often."""
+async def wrote(made: Watched, word: str, times: int = 1) -> None:
+    """Wait until workers have written a word so often."""
 
     async def enough() -> bool:
-        return made.num_starts >= times
+        return made.log.count(word) >= times
 
     await eventually_async(enough)
 
@@ -103,7 +106,7 @@ async def came_up(made: Watched, times: int = 1) -> None:
 async def test_a_worker_is_stopped_with_its_command(tmp_path: Path) -> None:
     """It gets SIGTERM and the time to say goodbye."""
     async with watched(tmp_path, POLITE) as made:
-        await came_up(made)
+        await wrote(made, "polite")
         [pid] = made.pids()
         assert is_alive(pid)
     assert not is_alive(pid)
@@ -116,11 +119,7 @@ async def test_a_worker_that_will_not_stop_is_killed(
     """After its time it is gone, whatever it does with signals."""
     monkeypatch.setattr(module, "STOP_TIMEOUT_S", 0.1)
     async with watched(tmp_path, STUBBORN) as made:
-
-        async def is_deaf() -> bool:
-            return "deaf" in made.log
-
-        await eventually_async(is_deaf)
+        await wrote(made, "deaf")
         [pid] = made.pids()
     assert not is_alive(pid)
 
@@ -137,7 +136,7 @@ async def test_a_worker_that_served_and_died_is_started_again(
         return True
 
     async with watched(tmp_path, "print(sys.argv); sys.exit(1)", serving) as made:
-        await came_up(made, 3)
+        await wrote(made, "program.started", 3)
     assert len({line for line in made.log.splitlines() if "command-" in line}) >= 3
     assert ids[0].startswith(f"command-{os.getpid()}-")
 

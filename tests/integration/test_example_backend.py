@@ -11,7 +11,7 @@ from headrace import AsyncClient, ErrorCode
 from headrace.testing import FakeWorker
 from support.example_runs import Event, backend, read_events
 from support.servers import Server
-from support.waiting import eventually_async
+from support.waiting import PATIENCE_S, eventually_async
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
@@ -28,7 +28,7 @@ def url(shared_server: Callable[[str], Server]) -> Iterator[str]:
 
 async def _ask(url: str) -> list[Event]:
     async with (
-        httpx.AsyncClient() as http,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
         http.stream("POST", f"{url}/chat", json={"prompt": PROMPT}) as response,
     ):
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -48,9 +48,10 @@ async def test_an_answer_comes_as_chunks_and_one_done(redis_url: str, url: str) 
 
 async def test_a_reader_that_leaves_cancels_the_request(redis_url: str, url: str) -> None:
     """Closing the connection after the first chunk stops the work in the queue."""
+    question = {"prompt": PROMPT, "max_tokens": 4000}
     with FakeWorker(redis_url, answers={PROMPT: ANSWER * 100}, token_delay_s=0.01):
-        async with httpx.AsyncClient() as http, AsyncClient(redis_url) as client:
-            async with http.stream("POST", f"{url}/chat", json={"prompt": PROMPT}) as response:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http, AsyncClient(redis_url) as client:
+            async with http.stream("POST", f"{url}/chat", json=question) as response:
                 first = await anext(read_events(response))
             request_id = response.headers["x-request-id"]
 
@@ -65,7 +66,7 @@ async def test_wrong_parameters_are_refused_before_anything_is_queued(
     redis_url: str, url: str
 ) -> None:
     """The answer is 400 with a message that names the value."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         response = await http.post(f"{url}/chat", json={"prompt": PROMPT, "max_tokens": 0})
     assert response.status_code == 400
     assert "max_tokens" in response.json()["error"]
@@ -82,7 +83,7 @@ async def test_a_failure_of_the_worker_is_the_last_event(redis_url: str, url: st
 async def test_a_full_queue_is_503_with_a_time_to_come_back(redis_url: str) -> None:
     """With its bound reached, the backend sheds load instead of queueing more."""
     with backend(redis_url, MAX_QUEUED="1") as url:
-        async with httpx.AsyncClient() as http, AsyncClient(redis_url) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http, AsyncClient(redis_url) as client:
             waiting = await client.submit("first in line")
             response = await http.post(f"{url}/chat", json={"prompt": PROMPT})
             await client.cancel(waiting)

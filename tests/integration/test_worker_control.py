@@ -14,6 +14,7 @@ from headrace.types import RequestState
 from headrace_worker.transport.connection import Connections
 from headrace_worker.transport.control import ControlListener
 from headrace_worker.transport.housekeeping import repeat
+from support.fake_engine import Misfortune
 from support.queue_driver import QueueDriver
 from support.streams import Asked, check_stream, enqueue, wait_for_ends
 from support.waiting import eventually, eventually_async
@@ -118,11 +119,15 @@ async def test_what_is_no_longer_ours_has_no_wishes(driver: QueueDriver, holder:
 @ON_VALKEY
 def test_a_running_request_that_is_put_off_gives_way(driver: QueueDriver, farm: WorkerFarm) -> None:
     """Out of blocks, its sequence is the first to be computed again; both are answered exactly."""
-    asked = [Asked(f"r{n}", max_tokens=150, seed=n) for n in (1, 2)]
+    asked = [
+        Asked("r1", max_tokens=150, seed=1),
+        Asked("r2", prompt=(5, Misfortune.WAIT, 3), max_tokens=150, seed=2),
+    ]
     enqueue(driver, *asked, cost=5)
-    worker = farm.start(engine=("--num-blocks", "12", "--step-s", "0.01"))
+    worker = farm.start(engine=("--num-blocks", "12", "--step-s", "0.02"))
     eventually(lambda: driver.status("r2").num_tokens > 0)
     assert driver.reprioritise(9, "r1") is RequestState.RUNNING
+    farm.open_gate()  # 80 steps before the pool is full
     (event, *_) = worker.wait_for("sequence.preempted")
     assert event["request_id"] == "r1"
     wait_for_ends(driver, *asked)
@@ -135,11 +140,14 @@ def test_an_interactive_request_goes_before_batch_work_that_runs(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
     """Batch work that has the only place gives way, and resumes without loss."""
-    batch, urgent = Asked("batch", max_tokens=800), Asked("urgent", max_tokens=5, seed=2)
+    batch = Asked("batch", prompt=(5, Misfortune.WAIT, 3), max_tokens=200)
+    urgent = Asked("urgent", max_tokens=5, seed=2)
     enqueue(driver, batch, priority=9)
-    worker = farm.start("--max-num-seqs", "1", engine=("--step-s", "0.005"))
+    worker = farm.start("--max-num-seqs", "1", engine=("--step-s", "0.01"))
     eventually(lambda: driver.status("batch").num_tokens > 0)
     enqueue(driver, urgent, priority=0)
+    worker.wait_for("request.received", count=2)
+    farm.open_gate()
     wait_for_ends(driver, urgent, batch)
     for request in (urgent, batch):
         check_stream(driver, request)

@@ -93,14 +93,16 @@ def test_a_worker_that_leaves_when_empty_waits_for_the_work_of_others(
 def test_pages_tell_readiness_and_counts(driver: QueueDriver, farm: WorkerFarm) -> None:
     """/readyz is 503 while the engine loads and 200 afterwards; /metrics counts the answer."""
     port = free_port()
-    worker = farm.start("--metrics-port", str(port), engine=("--load-s", "0.5"))
+    worker = farm.start("--metrics-port", str(port), engine=("--load-waits",))
     worker.wait_for("worker.started")
     assert get(port, "/healthz")[0] == 200
     assert get(port, "/readyz") == (503, "the engine is not running\n")
+    farm.open_gate()
     worker.wait_until_ready()
     eventually(lambda: get(port, "/readyz")[0] == 200)
     enqueue(driver, asked := Asked("r1"))
     wait_for_ends(driver, asked)
+    worker.wait_for("request.finished")
     page = get(port, "/metrics")[1]
     assert 'headrace_request_success_total{finished_reason="length"} 1.0' in page
     assert "headrace_generation_tokens_total 20.0" in page
@@ -148,8 +150,8 @@ def test_a_worker_waits_for_a_server_that_is_not_there_yet(farm: WorkerFarm) -> 
         worker.wait_for("redis.disconnected")
         server.start()
         worker.wait_until_ready()
+        assert len(worker.wait_for("redis.reconnected")) == 1
         assert len(worker.events("redis.disconnected")) == 1
-        assert len(worker.events("redis.reconnected")) == 1
     finally:
         server.close()
 

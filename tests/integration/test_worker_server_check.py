@@ -10,6 +10,7 @@ from support.busy_server import SOON, kept_busy
 from support.queue_driver import QueueDriver
 from support.servers import free_port, running_server
 from support.worker_fixtures import ON_VALKEY
+from support.workers import LEASE_S
 
 
 async def test_a_safe_server_is_accepted(connections: Connections) -> None:
@@ -22,7 +23,7 @@ async def test_a_safe_server_is_accepted(connections: Connections) -> None:
 async def test_an_evicting_server_is_refused() -> None:
     """The policy is named."""
     with running_server("valkey", {"maxmemory-policy": "volatile-lru"}) as server:
-        async with Connections(server.url, 1.5) as connections:
+        async with Connections(server.url, LEASE_S) as connections:
             with pytest.raises(ConfigurationError, match="volatile-lru"):
                 await check_server(connections.commands)
 
@@ -49,7 +50,7 @@ async def test_a_wrong_password_is_a_wrong_setting(tcp: bool) -> None:
             client.config_set("requirepass", "right")
         for login in (":wrong-secret@", ""):
             url = server.url.replace("://", f"://{login}", 1)
-            async with Connections(url, 1.5) as connections:
+            async with Connections(url, LEASE_S) as connections:
                 with pytest.raises(ConfigurationError, match="refuses the login") as refusal:
                     await check_server(connections.commands)
             assert "wrong-secret" not in str(refusal.value)
@@ -57,7 +58,7 @@ async def test_a_wrong_password_is_a_wrong_setting(tcp: bool) -> None:
 
 async def test_an_unreachable_server_is_a_transport_error() -> None:
     """Nobody listens there."""
-    async with Connections(f"redis://127.0.0.1:{free_port()}", 1.5) as connections:
+    async with Connections(f"redis://127.0.0.1:{free_port()}", LEASE_S) as connections:
         with pytest.raises(TransportError):
             await check_server(connections.commands)
 
@@ -65,7 +66,7 @@ async def test_an_unreachable_server_is_a_transport_error() -> None:
 async def test_a_busy_server_is_asked_again() -> None:
     """It has not said what its policy is, so the worker must not start as if that were hidden."""
     with running_server("valkey", SOON) as server:
-        async with Connections(server.url, 1.5) as connections:
+        async with Connections(server.url, LEASE_S) as connections:
             with kept_busy(server), pytest.raises(TransportError, match="BUSY"):
                 await check_server(connections.commands)
             assert "appendonly" in (await check_server(connections.commands))[0]

@@ -14,9 +14,7 @@ import httpx
 
 from support.repository import ROOT
 from support.servers import free_port
-from support.waiting import eventually
-
-TIMEOUT_S = 30.0
+from support.waiting import PATIENCE_S, eventually
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def run(*command: str, **environ: str) -> str:
     """Run a Python program to its end; return what it printed. It must succeed."""
     process = start(*command, **environ)
     try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -59,11 +57,11 @@ def backend(redis_url: str, **environ: str) -> Iterator[str]:
     process = start(*command, REDIS_URL=redis_url, **environ)
     url = f"http://127.0.0.1:{port}"
     try:
-        eventually(lambda: _is_up(process, url), timeout_s=TIMEOUT_S)
+        eventually(lambda: _is_up(process, url))
         yield url
     finally:
         process.terminate()
-        process.communicate(timeout=TIMEOUT_S)
+        process.communicate(timeout=PATIENCE_S)
 
 
 async def read_events(response: httpx.Response) -> AsyncIterator[Event]:
