@@ -27,7 +27,9 @@ class EmitPolicy:
 
     interval_s: float = 0.05  # longest wait of a token that somebody streams
     max_tokens: int = 8  # of one request that wait; at this many it is due at once
-    unattended_interval_s: float = 1.0  # the same for a request that nobody streams
+    # The same for a request that nobody streams: rarely, and still sooner than a client that has
+    # heard nothing for a second asks what became of its request.
+    unattended_interval_s: float = 0.75
     unattended_max_tokens: int = 64
 
 
