@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def test_an_outage_longer_than_the_lease_is_a_pause(durable: Server, tmp_path: P
                 check_stream(driver, request)
                 status = driver.status(request.request_id)
                 assert (status.epoch, status.strikes) == (1, 0)
-        assert len(worker.events("redis.disconnected")) == 1
-        assert len(worker.events("redis.reconnected")) == 1
+        num_gone = len(worker.events("redis.disconnected"))
+        assert num_gone <= 2  # not one a call; a busy machine may be cut off once more
+        worker.wait_for("redis.reconnected", count=num_gone)
 
 
 @ON_VALKEY
@@ -114,13 +116,15 @@ async def test_a_silent_partition_is_noticed_and_streams_go_on_elsewhere(
     driver: QueueDriver, farm: WorkerFarm, server: Server
 ) -> None:
     """The proxy goes silent without a reset: another worker takes over, the first drops its own."""
-    asked = [Asked(f"r{n}", max_tokens=600, seed=n) for n in range(4)]
+    asked = [Asked(f"r{n}", max_tokens=300, seed=n) for n in range(4)]
+    asked[0] = replace(asked[0], prompt=(5, Misfortune.WAIT, 12))
     async with TcpProxy(server.socket_path) as proxy:
         cut_off = farm.start(*SHORT_LEASE, url=proxy.url, engine=SLOW)
         await asyncio.to_thread(cut_off.wait_until_ready)
         await asyncio.to_thread(enqueue, driver, *asked)
         await asyncio.to_thread(eventually, lambda: driver.status("r0").num_tokens > 5)
         proxy.is_silent = True
+        farm.open_gate()
         await asyncio.to_thread(cut_off.wait_for, "redis.disconnected")
         await asyncio.to_thread(farm.ready, *SHORT_LEASE)
         await asyncio.to_thread(wait_for_ends, driver, *asked)

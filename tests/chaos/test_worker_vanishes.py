@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
+from dataclasses import replace
 
 from headrace.types import RequestState
+from support.fake_engine import Misfortune
 from support.queue_driver import QueueDriver
 from support.streams import (
     Asked,
@@ -24,11 +27,12 @@ SLOW = ("--step-s", "0.01")
 
 def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: WorkerFarm) -> None:
     """SIGKILL in the middle of a batch: a second worker completes every stream, exactly."""
-    asked = [Asked(f"r{n}", max_tokens=60 + n, seed=n) for n in range(12)]
+    asked = wait_in_the_middle(Asked(f"r{n}", max_tokens=60 + n, seed=n) for n in range(12))
     first = farm.ready(*SHORT_LEASE, engine=SLOW)
     enqueue(driver, *asked)
     wait_until_some_tokens(driver, asked[0], 10)
     first.kill()
+    farm.open_gate()
     second = farm.ready(*SHORT_LEASE, engine=SLOW)
     wait_for_ends(driver, *asked)
     for request in asked:
@@ -41,11 +45,12 @@ def test_streams_survive_the_kill_of_their_worker(driver: QueueDriver, farm: Wor
 @ON_VALKEY
 def test_a_frozen_worker_harms_nothing_when_it_wakes(driver: QueueDriver, farm: WorkerFarm) -> None:
     """SIGSTOP past the lease, SIGCONT: its writes are refused, it is good for more (queue B23)."""
-    asked = [Asked(f"r{n}", max_tokens=600, seed=n) for n in range(4)]
+    asked = wait_in_the_middle(Asked(f"r{n}", max_tokens=300, seed=n) for n in range(4))
     frozen = farm.ready(*SHORT_LEASE, engine=SLOW)
     enqueue(driver, *asked)
     wait_until_some_tokens(driver, asked[0], 10)
     frozen.send(signal.SIGSTOP)
+    farm.open_gate()
     other = farm.ready(*SHORT_LEASE)
     eventually(lambda: driver.status("r0").epoch > 1)
     frozen.send(signal.SIGCONT)
@@ -165,6 +170,12 @@ def disturb(workers: list[WorkerProcess]) -> None:
     frozen.send(signal.SIGSTOP)
     leaving.send(signal.SIGTERM)
     assert leaving.wait() == 0
+
+
+def wait_in_the_middle(requests: Iterable[Asked]) -> list[Asked]:
+    """Let the first of them hold up its engine, after a dozen tokens, until the gate is open."""
+    first, *others = requests
+    return [replace(first, prompt=(5, Misfortune.WAIT, 12)), *others]
 
 
 def wait_until_some_tokens(driver: QueueDriver, asked: Asked, count: int) -> None:
