@@ -33,11 +33,11 @@ def alone(small: TinyWorker) -> list[Completion]:
     return [small.ask(prompt, **OPTIONS) for prompt in PROMPTS]
 
 
-def stream(small: TinyWorker, prompt: str) -> tuple[Completion, list[int], str]:
+def read(small: TinyWorker, request_id: str) -> tuple[Completion, list[int], str]:
     """Read an answer chunk by chunk; each begins where the one before it ended."""
     token_ids: list[int] = []
     text = ""
-    with small.client.stream(prompt, **OPTIONS) as chunks:
+    with small.client.attach(request_id) as chunks:
         for chunk in chunks:
             assert chunk.index == len(token_ids)
             token_ids += chunk.token_ids
@@ -51,8 +51,10 @@ def test_streams_of_preempted_requests_are_complete_and_say_nothing_twice(
     """Six streams in a pool for two: every token comes once, and is that of a run alone (B34)."""
     for _ in range(30):  # the worker learns that answers are short, and so takes in too many
         small.ask("the mill", max_tokens=60, stop=["a", "e", "i", "o", "u", " "])
-    with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        told = list(threads.map(lambda prompt: stream(small, prompt), PROMPTS))
+    with small.held():  # so that it meets all of them at once
+        asked = [small.client.submit(prompt, **OPTIONS) for prompt in PROMPTS]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        told = list(threads.map(lambda request_id: read(small, request_id), asked))
     finished = small.process.wait_for("request.finished", count=len(alone) + 30 + len(told))
     assert sum(line["preemptions"] for line in finished) >= 1
     for expected, (completion, token_ids, text) in zip(alone, told, strict=True):

@@ -16,9 +16,10 @@ from headrace.cli import supervisor
 from support.command import Ended, make_caller, processes_naming, start
 from support.engine_process import FAKE_ENGINE
 from support.waiting import PATIENCE_S, eventually
-from support.workers import make_model
+from support.workers import SHORT_LEASE_S, make_model
 
 GREEDY = ("--raw", "--temperature", "0", "--seed", "1")
+TALKATIVE = (*GREEDY[:-1], "197")  # "Hi" has an answer of 1065 tokens, "Ho" one of 414
 
 
 class Home:
@@ -31,7 +32,6 @@ class Home:
             "HEADRACE_STATE_DIR": str(self.state),
             "HEADRACE_CACHE_DIR": str(folder / "cache"),
             "HEADRACE_MODEL": str(self.model),
-            "HEADRACE_LEASE_TTL": "1.5s",
             "HEADRACE_ENGINE_COMMAND": shlex.join(FAKE_ENGINE),
         }
         self._started: list[subprocess.Popen[str]] = []
@@ -129,7 +129,7 @@ def test_a_misspelt_variable_is_refused_before_anything_starts(home: Home) -> No
 def test_a_killed_command_leaves_nothing_running(home: Home) -> None:
     """SIGKILL takes the worker, its engine and the server along, and the next command works."""
     process = home.start(
-        "generate", "Hi", *GREEDY, "--max-tokens", "2000", HEADRACE_ENGINE_COMMAND=slow(0.05)
+        "generate", "Hi", *TALKATIVE, "--max-tokens", "2000", HEADRACE_ENGINE_COMMAND=slow(0.05)
     )
     assert process.stdout is not None
     assert process.stdout.read(1)
@@ -142,7 +142,7 @@ def test_a_killed_command_leaves_nothing_running(home: Home) -> None:
 def test_ctrl_c_lets_the_worker_stop_in_order(home: Home) -> None:
     """The request is cancelled, the worker says goodbye, and the exit code is 130."""
     process = home.start(
-        "generate", "Hi", *GREEDY, "--max-tokens", "2000", HEADRACE_ENGINE_COMMAND=slow(0.05)
+        "generate", "Hi", *TALKATIVE, "--max-tokens", "2000", HEADRACE_ENGINE_COMMAND=slow(0.05)
     )
     assert process.stdout is not None
     assert process.stdout.read(1)
@@ -156,10 +156,9 @@ def test_ctrl_c_lets_the_worker_stop_in_order(home: Home) -> None:
 
 def test_a_worker_that_dies_is_started_again(home: Home) -> None:
     """The answer is complete although its worker was killed half way."""
-    undisturbed = home.call("generate", "Hi", *GREEDY, "--max-tokens", "60")
-    process = home.start(
-        "generate", "Hi", *GREEDY, "--max-tokens", "60", HEADRACE_ENGINE_COMMAND=slow(0.03)
-    )
+    undisturbed = home.call("generate", "Hi", *TALKATIVE, "--max-tokens", "40")
+    settings = {"HEADRACE_ENGINE_COMMAND": slow(0.1), "HEADRACE_LEASE_TTL": f"{SHORT_LEASE_S}s"}
+    process = home.start("generate", "Hi", *TALKATIVE, "--max-tokens", "40", **settings)
     assert process.stdout is not None
     first = process.stdout.read(1)
     [pid] = home.workers()
@@ -171,23 +170,24 @@ def test_a_worker_that_dies_is_started_again(home: Home) -> None:
 def test_commands_at_the_same_time_share_one_worker(home: Home) -> None:
     """The second one finds the queue served, and takes over when the first is gone."""
     engine = {"HEADRACE_ENGINE_COMMAND": slow(0.02)}
-    first = home.start("generate", "Hi", *GREEDY, "--max-tokens", "150", **engine)
+    first = home.start("generate", "Hi", *TALKATIVE, "--max-tokens", "2000", **engine)
     assert first.stdout is not None
     assert first.stdout.read(1)
-    second = home.start("generate", "Ho", *GREEDY, "--max-tokens", "600", **engine)
+    second = home.start("generate", "Ho", *TALKATIVE, "--max-tokens", "300", **engine)
     assert second.stdout is not None
     assert second.stdout.read(1)
     assert len(home.workers()) == 1
+    first.send_signal(signal.SIGINT)
     first.communicate(timeout=PATIENCE_S)
     second.communicate(timeout=PATIENCE_S)
-    assert (first.returncode, second.returncode) == (0, 0)
+    assert (first.returncode, second.returncode) == (130, 0)
     assert home.log.count('"event": "worker.started"') == 2
 
 
 def test_another_model_on_a_served_queue_is_refused(home: Home) -> None:
     """What was meant for one model is not answered by another."""
     engine = {"HEADRACE_ENGINE_COMMAND": slow(0.5)}
-    first = home.start("generate", "Hi", *GREEDY, "--max-tokens", "2000", **engine)
+    first = home.start("generate", "Hi", *TALKATIVE, "--max-tokens", "2000", **engine)
     assert first.stdout is not None
     assert first.stdout.read(1)
     ended = home.call("generate", "Hi", "--model", "smollm2-135m")
@@ -251,7 +251,10 @@ def test_the_demo_answers_and_reports(home: Home, tmp_path: Path) -> None:
         for i in range(8)
     ]
     (tmp_path / "prompts").write_text("\n".join(map(json.dumps, prompts)))
-    ended = home.call("demo", "--prompts", str(tmp_path / "prompts"))
+    meeting = slow(0.05)  # without steps that take time, sequences may never meet
+    ended = home.call(
+        "demo", "--prompts", str(tmp_path / "prompts"), HEADRACE_ENGINE_COMMAND=meeting
+    )
     assert ended.code == 0, ended.err
     assert "[01] " in ended.out
     assert "08 question 7" in ended.out

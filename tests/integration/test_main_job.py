@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace import AsyncClient, Completion, RequestState
+from headrace import AsyncClient, Completion, RequestState, Timeout
 from headrace.folders import cache_folder
 from headrace.keys import Keys
 from headrace_worker.wiring import ENGINE_COMMAND
@@ -24,6 +24,7 @@ from support.workers import WorkerFarm, WorkerProcess
 
 NUM_REQUESTS = 200
 KILL_AFTER = 80  # finished requests
+PATIENT = Timeout(first_chunk=550.0, between_chunks=550.0)  # the test's own limit comes next
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600), ON_VALKEY]
 
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600), ON_VALKEY]
 @pytest.fixture
 async def client(server: Server, queue: Keys) -> AsyncIterator[AsyncClient]:
     """A client of the test's queue."""
-    async with AsyncClient(server.url, queue=queue.queue) as client:
+    async with AsyncClient(server.url, queue=queue.queue, timeout=PATIENT) as client:
         yield client
 
 
@@ -70,8 +71,7 @@ async def test_two_hundred_streams_survive_the_kill_of_their_worker(
 def start_real_worker(farm: WorkerFarm) -> WorkerProcess:
     """Start a worker that serves SmolLM2 in float32."""
     return farm.ready(
-        "--max-num-seqs",
-        "64",
+        *("--max-num-seqs", "64", "--lease-ttl", "5s"),  # what the killed one held is waited for
         env={
             "HEADRACE_MODEL": NAME,
             "HEADRACE_SERVED_MODEL_NAME": NAME,

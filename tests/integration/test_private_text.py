@@ -16,6 +16,7 @@ from support.queue_driver import TENANT, QueueDriver
 from support.servers import free_port
 from support.streams import Asked, enqueue, wait_for_ends
 from support.tiny_worker import tiny_worker
+from support.waiting import PATIENCE_S
 from support.worker_fixtures import ON_VALKEY
 from support.workers import WorkerFarm
 
@@ -62,7 +63,7 @@ def test_no_text_of_users_is_written_anywhere(
         for number, payload in enumerate((CANARY.encode(), json.dumps({"p": CANARY}).encode())):
             tiny.driver.enqueue(f"raw-{number}", payload=payload)
         wait_for_ends(tiny.driver, Asked("raw-0"), Asked("raw-1"))
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as page:
             metrics = page.read().decode()
         assert "headrace_request_failure" in metrics
         said = tiny.process.output
@@ -85,7 +86,7 @@ def test_a_crash_tells_nothing_of_the_prompt(
     wait_for_ends(driver, *trouble)
     letters = driver.run(list_dead(driver.keys))
     assert {letter.request_id for letter in letters} == {"breaks", "kills"}
-    assert worker.events("request.failed")
+    assert worker.wait_for("request.failed")
     _check_silence(worker.output, *(repr(letter) for letter in letters), *capfd.readouterr())
     assert driver.client.xlen(driver.keys.dead) == 2
     assert all(letter.tenant == TENANT for letter in letters)

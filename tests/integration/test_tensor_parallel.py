@@ -61,9 +61,9 @@ def test_requests_go_on_after_the_death_of_a_rank(cut: TinyWorker) -> None:
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         told = list(threads.map(ask, PROMPTS))
     assert [answer.token_ids for answer in told] == [answer.token_ids for answer in wanted]
-    (failed,) = cut.process.events("engine.step_failed")
+    (failed,) = cut.process.wait_for("engine.step_failed")
     assert "rank 1: killed by signal 9" in failed["reason"]
-    assert not any(map(is_running, before))
+    eventually(lambda: not any(map(is_running, before)))
     assert not set(ranks_of(cut)) & set(before)
 
 

@@ -19,7 +19,7 @@ SERVICE = "mymaster"
 NUM_REPLICAS = 2
 NUM_SENTINELS = 3
 QUORUM = 2
-DOWN_AFTER_MS = 500
+DOWN_AFTER_MS = 3000  # a busy machine must not fail over by itself
 PASSWORD = "sentinel-secret-4711"
 OPTIONS = {
     "appendonly": "yes",
