@@ -120,8 +120,8 @@ async def test_what_is_no_longer_ours_has_no_wishes(driver: QueueDriver, holder:
 def test_a_running_request_that_is_put_off_gives_way(driver: QueueDriver, farm: WorkerFarm) -> None:
     """Out of blocks, its sequence is the first to be computed again; both are answered exactly."""
     asked = [
-        Asked("r1", max_tokens=150, seed=1),
-        Asked("r2", prompt=(5, Misfortune.WAIT, 3), max_tokens=150, seed=2),
+        Asked("r1", max_tokens=110, seed=1),
+        Asked("r2", prompt=(5, Misfortune.WAIT, 3), max_tokens=110, seed=2),
     ]
     enqueue(driver, *asked, cost=5)
     worker = farm.start(engine=("--num-blocks", "12", "--step-s", "0.02"))

@@ -17,7 +17,7 @@ from support.chaos_worker_faults import check_everything, kill_one
 from support.servers import free_port
 from support.streams import Asked
 from support.tcp_proxy import TcpProxy
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.workers import SHORT_LEASE_S, WorkerProcess
 
 BATCH = 40  # requests between two faults
@@ -104,7 +104,7 @@ def at_rest(
     if warm:
         check_and_forget(stand, warm)
     client: Any = stand.driver.client
-    eventually(partial(is_quiet, stand), timeout_s=30)
+    eventually(partial(is_quiet, stand))
     info = {**client.info("memory"), **client.info("clients")}
     streams = list(client.scan_iter(f"{stand.keys.base}:*", count=1000, _type="stream"))
     groups = [group for key in streams for group in client.xinfo_groups(key)]
@@ -130,7 +130,7 @@ def children_of(pid: int) -> list[int]:
 
 def metric(port: int, name: str) -> float:
     """Return a gauge of a worker."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as page:
         lines = page.read().decode().splitlines()
     (line,) = (line for line in lines if not line.startswith("#") and name in line)
     return float(line.split()[-1])

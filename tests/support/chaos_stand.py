@@ -21,7 +21,7 @@ from support.queue_driver import TENANT, QueueDriver
 from support.servers import Server, running_server
 from support.streams import Asked
 from support.tcp_proxy import TcpProxy
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.workers import SHORT_LEASE_S, WorkerFarm, WorkerProcess, worker_farm
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class Stand:
     def wait_for_s(self, seconds: float) -> None:
         """Let a fault last."""
         until_s = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= until_s, timeout_s=2 * seconds + 1)
+        self.until(lambda: time.monotonic() >= until_s, timeout_s=seconds + PATIENCE_S)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the events of a name in the logs of all workers ever started."""
@@ -149,10 +149,10 @@ class Stand:
 
     def close(self) -> None:
         """Stop clients and proxies."""
-        self.call(self._open.aclose(), timeout_s=30)
+        self.call(self._open.aclose(), timeout_s=PATIENCE_S)
         self.driver.client.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=PATIENCE_S)
         self._loop.close()
         self.history.close()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
     """Return the children that a process has now."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that ended meanwhile
+            children += map(int, task.read_text().split())
+    return children
 
 
 def is_running(pid: int) -> bool:

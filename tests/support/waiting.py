@@ -19,11 +19,13 @@ PATIENCE_S = 60.0  # nothing takes so long, however busy the machine is: this st
 def eventually(condition: Callable[[], T], *, timeout_s: float = PATIENCE_S) -> T:
     """Return the condition's first true value; raises AssertionError when the time is over."""
     deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
+    while True:
+        is_late = time.monotonic() > deadline  # asked before: whoever was stopped looks once more
+        if value := condition():
+            return value
+        if is_late:
             raise AssertionError(f"not within {timeout_s:g} s: {condition}")
         time.sleep(POLL_S)
-    return value
 
 
 async def eventually_async(
@@ -31,8 +33,10 @@ async def eventually_async(
 ) -> T:
     """Do what ``eventually`` does, for a condition that has to be awaited."""
     deadline = time.monotonic() + timeout_s
-    while not (value := await condition()):
-        if time.monotonic() > deadline:
+    while True:
+        is_late = time.monotonic() > deadline
+        if value := await condition():
+            return value
+        if is_late:
             raise AssertionError(f"not within {timeout_s:g} s: {condition}")
         await asyncio.sleep(POLL_S)
-    return value
