@@ -55,16 +55,15 @@ class Inbox:
         # Each chunk moves the time out. The alarm that is set stays, and at worst rings too soon:
         # a timer a chunk cost more than to read the chunk.
         if self._alarm is None or self._alarm.when() > at_s:
-            self.close()
+            self._drop_alarm()
             self._alarm = loop.call_at(at_s, self._ring)
         await self._news.wait()
         self._news.clear()
 
     def close(self) -> None:
-        """Leave no timer behind; a later wait sets another."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        """Leave no timer behind; whoever still waits looks around, and may set another."""
+        self._drop_alarm()
+        self._news.set()
 
     def feed(self, log: LogAssembly, entries: Entries) -> None:
         """Take entries of one log; an unreadable one fails this stream alone."""
@@ -83,6 +82,11 @@ class Inbox:
         """Tell the stream that nothing more will come."""
         self.failure = error
         self._news.set()
+
+    def _drop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _ring(self) -> None:
         self._alarm = None
