@@ -34,10 +34,11 @@ class Holder:
             connections.blocking, queue, self, held=lambda: [grant.held], on_wish=self.heard.append
         )
 
-    async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
+    async def wishes(self, held: Sequence[Held]) -> AsyncIterator[Wish]:
         """Ask the queue, and remember what was asked."""
         self.asked.append(held)
-        return await self._queue.wishes(held)
+        async for wish in self._queue.wishes(held):
+            yield wish
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ async def test_what_is_held_is_renewed_and_handed_back_in_bites(
 async def test_wishes_are_asked_for_in_bites(
     driver: QueueDriver, queue: Keys, connections: Connections
 ) -> None:
-    """No call looks at more than so many, and together they tell of all that is held."""
+    """No call looks at more than so many, and what one tells is heard before the next is made."""
     remote = queue_over(connections, queue)
     for number in range(HELD_A_CALL + 1):
         driver.enqueue(f"r{number}")
@@ -120,11 +120,14 @@ async def test_wishes_are_asked_for_in_bites(
     grants = [*(await remote.claim(room)).grants, *(await remote.claim(room)).grants]
     driver.cancel(grants[-1].request_id)
     driver.client.config_resetstat()
-    told = await remote.wishes([grant.held for grant in grants])
+    told, calls = [], []
+    async for wish in remote.wishes([grant.held for grant in grants]):
+        told.append(wish)
+        calls.append(driver.client.info("commandstats")["cmdstat_fcall_ro"]["calls"])
     assert [wish.held for wish in told] == [grant.held for grant in grants]
     assert [wish.end for wish in told] == [*[None] * HELD_A_CALL, WishedEnd.CANCEL]
-    assert driver.client.info("commandstats")["cmdstat_fcall_ro"]["calls"] == 2
-    assert await remote.wishes([]) == ()
+    assert calls == [*[1] * HELD_A_CALL, 2]
+    assert [wish async for wish in remote.wishes([])] == []
 
 
 def num_calls(driver: QueueDriver) -> int:

@@ -7,7 +7,7 @@ alone, and all that is held here is looked at once a second whether there was on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,8 +26,8 @@ FIRST_RETRY_S, MOST_RETRY_S = 0.1, 2.0
 class Wishes(Protocol):
     """Who knows what is wanted."""
 
-    async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
-        """Return what clients want of those that are ours; raises TransportError."""
+    def wishes(self, held: Sequence[Held]) -> AsyncIterator[Wish]:
+        """Yield what clients want of those that are ours; raises TransportError."""
         ...
 
 
@@ -63,8 +63,9 @@ class ControlListener:
         await self._ask(self._held())
 
     async def _ask(self, held: Sequence[Held]) -> None:
-        for wish in await self._queue.wishes(held) if held else ():
-            self._on_wish(wish)
+        if held:
+            async for wish in self._queue.wishes(held):  # met before others are asked for
+                self._on_wish(wish)
 
     async def _listen(self, backoff: Backoff) -> None:
         async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
@@ -208,14 +208,12 @@ class RedisQueue:
             )
         return num_ours
 
-    async def wishes(self, held: Sequence[Held]) -> tuple[Wish, ...]:
-        """Return what clients want of those that are ours."""
-        told: list[Wish] = []
+    async def wishes(self, held: Sequence[Held]) -> AsyncIterator[Wish]:
+        """Yield what clients want of those that are ours, as it is heard."""
         for bite in _bites(held):
             call = functions.wishes(self._keys, worker_id=self._worker_id, held=bite)
-            found = await self._link.run(call)
-            told += found
-        return tuple(told)
+            for wish in await self._link.run(call):
+                yield wish
 
     async def status(self, held: Held) -> RequestStatus | None:
         """Return what the queue knows of a request."""
