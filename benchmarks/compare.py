@@ -58,9 +58,9 @@ def compare(options: Options, workload: str, peer: str) -> dict[str, Any]:
     count = _num_requests(options, workload, peer)
     about = {"workload": workload, "peer": peer, "num_requests": count}
     job = options.job(workload, count)
-    ours = ("redis",) if job.is_sequential else ("redis", "bulk")
+    names = ("redis", peer) if job.is_sequential else ("redis", peer, "bulk")
     try:
-        results = alternate((*ours, peer), job, options.num_rounds)
+        results = alternate(names, job, options.num_rounds)
     except RunFailed as error:
         say(str(error))
         return {**about, "failed": str(error).splitlines()[0]}

@@ -15,7 +15,7 @@ from benchmarks.workload import LONG_PROMPT_TOKENS, Item, uniform
 
 Data = dict[str, Any]
 _OVERHEAD = ("engine", "redis")
-_OVERHEADS = (*_OVERHEAD, "bulk")
+_OVERHEADS = ("redis", "engine", "bulk")  # so that each stands beside the engine
 _BATCHES = 4  # that static batching takes the workload in
 _SLOT_POINTS = 400  # that a plot of slot use keeps
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from redis._parsers import _AsyncRESP3Parser, _RESP3Parser
+from redis.utils import HIREDIS_AVAILABLE
 
 from headrace.connections import ConnectionSettings
 from headrace.keys import Keys
@@ -27,6 +28,7 @@ Options = Callable[[ConnectionSettings], dict[str, Any]]
 def reply_parser(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have clients of Redis read replies as where hiredis is missing, those of Valkey with it."""
     if server.kind == "valkey":
+        assert HIREDIS_AVAILABLE
         return
     for name, parser in (
         ("_asyncio_options", _AsyncRESP3Parser),

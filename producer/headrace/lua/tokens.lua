@@ -33,8 +33,8 @@ local function refusal(q, tenant, id)
   return is_over(r) and 'DONE' or 'FENCED', r.num_tokens
 end
 
--- The outcome and the tokens in the log, or nothing for a chunk that the log now ends with. No tables
--- are made for an item: a flush has hundreds.
+-- The outcome and the tokens in the log, or nothing for a chunk that the log now ends with. It makes
+-- no tables of its own: a flush has hundreds of items.
 local function emit_one(q, worker, bill, tenant, id, epoch, offset, num_tokens, chunk)
   local key, length, lane, wish = load_held(q, worker, tenant, id, epoch)
   if not key then return refusal(q, tenant, id) end
