@@ -83,7 +83,8 @@ def test_a_hung_engine_is_killed_and_its_requests_go_on(
     worker = farm.start(*LONG_LEASE, "--engine-hang-timeout", "2.5s", engine=SLOW)
     wait_for_ends(driver, bad, *innocents)
     assert driver.end("poison").error_code is ErrorCode.DEAD_LETTERED
-    assert len(worker.events("engine.stalled")) >= 3  # a starved engine is replaced, too
+    num_stalled = len(worker.events("engine.stalled"))
+    assert 3 <= num_stalled <= 5, "the poison has three; a starved engine is replaced, too"
     for request in innocents:
         check_stream(driver, request)
 

@@ -6,12 +6,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import Completion, FinishReason
+from headrace import Completion, FinishReason, SyncTokenStream
 from support.tiny_worker import TinyWorker, tiny_worker
 
 PROMPTS = [f"{i} rivers bring the water to the mill" for i in range(6)]
@@ -33,15 +34,16 @@ def alone(small: TinyWorker) -> list[Completion]:
     return [small.ask(prompt, **OPTIONS) for prompt in PROMPTS]
 
 
-def read(small: TinyWorker, request_id: str) -> tuple[Completion, list[int], str]:
+def read(chunks: SyncTokenStream) -> tuple[Completion, list[int], str]:
     """Read an answer chunk by chunk; each begins where the one before it ended."""
     token_ids: list[int] = []
-    text = ""
-    with small.client.attach(request_id) as chunks:
-        for chunk in chunks:
-            assert chunk.index == len(token_ids)
-            token_ids += chunk.token_ids
-            text += chunk.text
+    text, num_chunks = "", 0
+    for chunk in chunks:
+        assert chunk.index == len(token_ids)
+        token_ids += chunk.token_ids
+        text += chunk.text
+        num_chunks += bool(chunk.token_ids)
+    assert num_chunks > 1, "it came whole"
     return chunks.completion, token_ids, text
 
 
@@ -51,10 +53,11 @@ def test_streams_of_preempted_requests_are_complete_and_say_nothing_twice(
     """Six streams in a pool for two: every token comes once, and is that of a run alone (B34)."""
     for _ in range(30):  # the worker learns that answers are short, and so takes in too many
         small.ask("the mill", max_tokens=60, stop=["a", "e", "i", "o", "u", " "])
-    with small.held():  # so that it meets all of them at once
-        asked = [small.client.submit(prompt, **OPTIONS) for prompt in PROMPTS]
-    with ThreadPoolExecutor(len(asked)) as threads:
-        told = list(threads.map(lambda request_id: read(small, request_id), asked))
+    with ExitStack() as streams, ThreadPoolExecutor(len(PROMPTS)) as threads:
+        with small.held():  # so that it meets all of them at once
+            opened = [small.client.stream(prompt, **OPTIONS) for prompt in PROMPTS]
+            asked = [streams.enter_context(stream) for stream in opened]
+        told = list(threads.map(read, asked))
     finished = small.process.wait_for("request.finished", count=len(alone) + 30 + len(told))
     assert sum(line["preemptions"] for line in finished) >= 1
     for expected, (completion, token_ids, text) in zip(alone, told, strict=True):

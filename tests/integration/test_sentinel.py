@@ -44,6 +44,7 @@ async def test_streams_go_on_through_failovers(watched: Replicated, farm: Worker
     """
     asked = [Asked(f"r{n}", max_tokens=100, seed=n) for n in range(6)]
     late = [Asked(f"late-{n}", max_tokens=2, seed=n) for n in range(60)]
+    afterwards = [Asked(f"afterwards-{n}", max_tokens=2, seed=n) for n in range(5)]
     worker = await asyncio.to_thread(farm.ready, engine=SLOW)
     await asyncio.to_thread(_enqueue_replicated, watched.servers[0], asked)
     async with AsyncClient(watched.url, queue=QUEUE, tenant=TENANT, timeout=PATIENT) as client:
@@ -56,11 +57,12 @@ async def test_streams_go_on_through_failovers(watched: Replicated, farm: Worker
         watched.servers[0].kill()
         new = await asyncio.to_thread(watched.wait_for_failover, watched.servers[0])
         await submitting
+        await _submit_all(client, afterwards)
         for request, tokens in zip(asked, await asyncio.gather(*reading), strict=False):
             assert tokens == request.answer, f"{request.request_id} as it was read"
         lost = [request for request in late if await _is_unknown(client, request)]
     there = [request for request in late if request not in lost]
-    await asyncio.to_thread(_check_all, new, [*asked, *there])
+    await asyncio.to_thread(_check_all, new, [*asked, *there, *afterwards])
     assert not [request for request in lost if request in late[:21]], "they were replicated"
     assert PASSWORD not in worker.output
 
