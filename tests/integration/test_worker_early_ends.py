@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from headrace.types import FinishReason, RequestState
-from support.queue_driver import TENANT, QueueDriver
-from support.streams import Asked, check_stream, enqueue, text_of, wait_for_ends
+from support.queue_driver import QueueDriver
+from support.streams import Asked, check_stream, emit_tokens, enqueue, text_of, wait_for_ends
 from support.tokenizers import byte_level_tokenizer
 from support.waiting import eventually
 from support.worker_fixtures import ON_VALKEY
 from support.workers import WorkerFarm
 
 LONG = Asked("r1", max_tokens=4000)
+BEGUN = 4  # tokens whose text is whole
 
 
 def check_early_end(driver: QueueDriver, reason: FinishReason) -> None:
@@ -52,11 +55,13 @@ def test_a_deadline_that_passes_while_running_ends_the_request(
     driver: QueueDriver, farm: WorkerFarm
 ) -> None:
     """Its answer is what it has said by then, held-back text included, and it is no error."""
-    farm.ready(engine=("--step-s", "0.01"))
-    for ttl_ms in (2500, 25_000):  # more where a machine is too slow for a token in the first time
-        enqueue(driver, LONG, ttl_ms=ttl_ms)
-        wait_for_ends(driver, LONG)
-        if driver.tokens("r1"):
-            break
-        driver.client.delete(driver.keys.request(TENANT, "r1"), driver.keys.token_log(TENANT, "r1"))
+    worker = farm.ready(engine=("--step-s", "0.01"))
+    worker.send(signal.SIGSTOP)
+    enqueue(driver, LONG, ttl_ms=3_600_000)
+    grant = driver.grant("another")  # which begins the answer, however slow the machine is
+    emit_tokens(driver, grant, LONG.answer[:BEGUN], worker_id="another")
+    driver.move_deadline(in_ms=2000)
+    driver.release(grant, worker_id="another")
+    worker.send(signal.SIGCONT)
+    wait_for_ends(driver, LONG)
     check_early_end(driver, FinishReason.DEADLINE)

@@ -182,11 +182,18 @@ class QueueDriver:
 
     def let_deadline_pass(self, request_id: str = "r1", tenant: str = TENANT) -> None:
         """Put the deadline of a request, which must have one, an hour back."""
-        past_ms = self.clock_ms() - 3_600_000
+        self.move_deadline(-3_600_000, request_id, tenant)
+
+    def move_deadline(self, in_ms: int, request_id: str = "r1", tenant: str = TENANT) -> None:
+        """Give a request, which must have a deadline, one that comes in so many ms.
+
+        A worker that holds it already keeps the one that it was told.
+        """
+        deadline_ms = self.clock_ms() + in_ms
         member = f"{tenant}:{request_id}"
         assert self.client.zscore(self.keys.deadlines, member) is not None
-        self.client.hset(self.keys.request(tenant, request_id), "deadline_ms", past_ms)
-        self.client.zadd(self.keys.deadlines, {member: past_ms})
+        self.client.hset(self.keys.request(tenant, request_id), "deadline_ms", deadline_ms)
+        self.client.zadd(self.keys.deadlines, {member: deadline_ms})
 
     def cancel(self, request_id: str = "r1", tenant: str = TENANT) -> RequestState | None:
         """Cancel."""
