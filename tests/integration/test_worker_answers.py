@@ -169,14 +169,15 @@ def test_two_workers_share_a_queue(driver: QueueDriver, farm: WorkerFarm) -> Non
     asked: list[Asked] = []
     workers = [farm.ready("--max-num-seqs", "2", engine=("--step-s", "0.002")) for _ in range(2)]
 
-    def have_both_claimed() -> bool:
-        if driver.depth().queued == 0:  # however late the second comes, there is work for it
+    def top_up_and_look() -> bool:
+        """Return whether both have claimed; however late the second comes, there is work for it."""
+        if driver.depth().queued == 0:
             more = [replace(r, request_id=f"{len(asked)}-{r.request_id}") for r in skewed(40)]
             enqueue(driver, *more)
             asked.extend(more)
         return all(worker.events("request.received") for worker in workers)
 
-    eventually(have_both_claimed)
+    eventually(top_up_and_look)
     wait_for_ends(driver, *asked)
     for request in asked:
         check_stream(driver, request)

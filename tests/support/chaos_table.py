@@ -39,7 +39,6 @@ from support.chaos_worker_faults import (
 )
 
 SLACK = 4.0  # a test run shares its machine with other tests
-POSTPONED = 20.0  # and its disk: Redis puts a write off for up to two seconds behind a slow fsync
 
 FAULTS = (
     Fault(
@@ -143,7 +142,7 @@ FAULTS = (
         "SIGKILL of Redis, AOF everysec, and its file cut to what it was a second before",
         "gone is what was acknowledged in that second and nothing else, who asked is told",
         cut_power,
-        short=Size(48, rounds=1, slack=POSTPONED),
+        short=Size(72, rounds=1, tokens=20, slack=SLACK),
         full=Size(5_000, rounds=20),
         server=ONE_FILE,
     ),
@@ -252,7 +251,7 @@ FAULTS = (
         "a request of priority 0 while batch work of priority 9 fills all places",
         "its first token within 0.3 s, the batch resumes and is exact",
         displace,
-        short=Size(16, rounds=2, tokens=120, slack=10.0),
+        short=Size(8, rounds=2, tokens=400, slack=2 * SLACK),  # 2.4 s, and to wait takes 3
         full=Size(1_000, rounds=200, tokens=300),
     ),
     Fault(
